@@ -3,15 +3,25 @@
 Members are simulated: each takes gradients of its own batches, or H local steps with AdamW, and what they add goes
 through the job's codecs, parts and error feedback, of workers and of owners, segment by segment. It is for comparing
 codecs, and two versions of one, on a few seeds in minutes; what jobs of daemons reach says `codec_table`.
+
+`hook:4,10` is PowerSGD of rank 4 as torch's hook has it, after 10 rounds that travel whole. `--model cnn` trains the
+example CNN on digits, `cnn-adamw` the same with AdamW.
 """
 
 import argparse
-from collections.abc import Sequence
+import math
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from meshtrain.examples.cnn import CNN
+from meshtrain.examples.digits import HELD_OUT_EVERY, fetch_digits, read_digits
 from meshtrain.examples.gpt import GPT, GPTConfig
 from meshtrain.examples.text import stdlib_text
 from meshtraind.codecs import codec_named
@@ -20,6 +30,7 @@ from meshtraind.contributions.received import MemberPart, mean_into, senders_mea
 from meshtraind.contributions.segments import Segment
 from meshwire.codecs.registry import Reduction, parse_codec
 from meshwire.model.plan import SELECTED_VALUES_MIN, values_per_segment
+from tests.bench.lowrank_means import ProjectedExchange, Shapes, TorchsPowerSgd
 
 TEXT_BYTES = 300_000
 BATCH = 24  # of all members together
@@ -34,7 +45,7 @@ class Exchange:
         spec = parse_codec(text)
         self._codec = codec_named(text)
         self._decay = np.float32(spec.decay)
-        self._feedback, self._gathered, self._senders = (
+        self._feedback, self.gathered, self._senders = (
             spec.error_feedback,
             spec.reduction is Reduction.GATHER,
             getattr(spec, "of_senders", False),
@@ -61,7 +72,7 @@ class Exchange:
                 senders_mean_into(arrived, 0, [1.0] * len(parts), made[run])
             else:
                 mean_into(arrived, 0, float(len(parts)), made[run])
-            if not self._gathered and self._codec.spec.reduction is not Reduction.LINEAR:
+            if not self.gathered and self._codec.spec.reduction is not Reduction.LINEAR:
                 self._codec.decode_into(self._encoded(len(parts), made[run].copy(), run), made[run])
         return made
 
@@ -88,26 +99,100 @@ def unflatten(vector: Values, tensors: Sequence[torch.Tensor]) -> list[torch.Ten
     return [piece.view_as(each) for piece, each in zip(pieces, tensors, strict=True)]
 
 
-def train(way: str, members: int, steps: int, seed: int) -> tuple[float, float]:
-    """(held-out loss, times fewer bytes than fp32)."""
-    text, _, period = way.partition("@")
+@dataclass(frozen=True)
+class Task:
+    """Something to train.
+
+    Attributes:
+        loss: of the samples with these numbers.
+        count: of samples to train with, numbered from 0.
+        held_out: the numbers of others.
+        batch: of all members together.
+        optimizer: of one member.
+    """
+
+    model: torch.nn.Module
+    loss: Callable[[torch.Tensor], torch.Tensor]
+    count: int
+    held_out: torch.Tensor
+    batch: int
+    optimizer: Callable[[], torch.optim.Optimizer]
+
+
+def text_task() -> Task:
+    """The demo's GPT, smaller, with AdamW."""
     codes = np.frombuffer(stdlib_text(TEXT_BYTES).encode("ascii", "replace"), np.uint8).astype(np.int64) % 128
     data = torch.from_numpy(codes)
     cut = len(data) * 9 // 10
-    torch.manual_seed(seed)
     model = GPT(GPTConfig(vocabulary_size=128, context=CONTEXT, num_layers=2, num_heads=4, width=96))
-    parameters = list(model.parameters())
-    optimizers = [torch.optim.AdamW(parameters, lr=RATE) for _ in range(members if period else 1)]
-    exchange = Exchange(text, sum(each.numel() for each in parameters), members)
-    draws = [torch.Generator().manual_seed(1000 * seed + member) for member in range(members)]
 
-    def loss_of(starts: torch.Tensor) -> torch.Tensor:
+    def loss(starts: torch.Tensor) -> torch.Tensor:
         rows = torch.stack([data[at : at + CONTEXT + 1] for at in starts.tolist()])
         return F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
 
+    held_out = torch.arange(cut, len(data) - CONTEXT - 1, 97)
+    optimizer = lambda: torch.optim.AdamW(model.parameters(), lr=RATE)  # noqa: E731
+    return Task(model, loss, cut - CONTEXT - 1, held_out, BATCH, optimizer)
+
+
+@cache
+def digits() -> tuple[torch.Tensor, torch.Tensor]:
+    """Images, and what they show: those to train with first, then those held out."""
+    with tempfile.TemporaryDirectory() as folder:
+        fetch_digits(Path(folder))
+        pixels, labels = read_digits(Path(folder))
+    order = np.argsort(np.arange(len(labels)) % HELD_OUT_EVERY == 0, kind="stable")
+    images = torch.from_numpy(pixels[order]).float().div_(255).unsqueeze(1)
+    return images, torch.from_numpy(labels[order]).long()
+
+
+def digits_task(*, adamw: bool) -> Task:
+    """The example CNN, with SGD and momentum, or with AdamW."""
+    model, (images, labels) = CNN(), digits()
+    cut = len(labels) - len(labels) // HELD_OUT_EVERY
+
+    def loss(numbers: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(model(images[numbers]), labels[numbers])
+
+    def optimizer() -> torch.optim.Optimizer:
+        if adamw:
+            return torch.optim.AdamW(model.parameters(), lr=RATE)
+        return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+
+    return Task(model, loss, cut, torch.arange(cut, len(labels)), 64, optimizer)
+
+
+TASKS: dict[str, Callable[[], Task]] = {
+    "gpt": text_task,
+    "cnn": lambda: digits_task(adamw=False),
+    "cnn-adamw": lambda: digits_task(adamw=True),
+}
+
+
+def exchange_of(text: str, shapes: Shapes, members: int) -> Exchange | ProjectedExchange | TorchsPowerSgd:
+    """What makes means, of a codec as typed or of `hook:RANK,WARMUP`."""
+    name, _, of_hook = text.partition("hook:")
+    if not name and of_hook:
+        rank, _, warmup = of_hook.partition(",")
+        return TorchsPowerSgd(int(rank), int(warmup or 0), shapes, members)
+    if parse_codec(text).family.transforms:
+        return ProjectedExchange(text, shapes, members)
+    return Exchange(text, sum(map(math.prod, shapes)), members)
+
+
+def train(way: str, task_name: str, members: int, steps: int, seed: int) -> tuple[float, float]:
+    """(held-out loss, times fewer bytes than fp32)."""
+    text, _, period = way.partition("@")
+    torch.manual_seed(seed)
+    task = TASKS[task_name]()
+    model, parameters = task.model, list(task.model.parameters())
+    optimizers = [task.optimizer() for _ in range(members if period else 1)]
+    exchange = exchange_of(text, [tuple(each.shape) for each in parameters], members)
+    draws = [torch.Generator().manual_seed(1000 * seed + member) for member in range(members)]
+
     def step(member: int) -> None:
         model.zero_grad()
-        loss_of(torch.randint(0, cut - CONTEXT - 1, (BATCH // members,), generator=draws[member])).backward()
+        task.loss(torch.randint(0, task.count, (task.batch // members,), generator=draws[member])).backward()
 
     rounds = steps // int(period or 1)
     for _ in range(rounds):
@@ -133,9 +218,13 @@ def train(way: str, members: int, steps: int, seed: int) -> tuple[float, float]:
                     each.grad = value.clone()
         if not period:
             optimizers[0].step()
+    model.eval()
     with torch.no_grad():
-        held_out = loss_of(torch.arange(cut, len(data) - CONTEXT - 1, 97)).item()
-    dense = 4 * len(exchange._owed[0]) * steps * members * (1 if exchange._gathered else (members + 1) / members)
+        held_out = task.loss(task.held_out).item()
+    gathered = isinstance(exchange, Exchange) and exchange.gathered
+    dense = (
+        4 * sum(each.numel() for each in parameters) * steps * members * (1 if gathered else (members + 1) / members)
+    )
     return held_out, dense / exchange.sent_bytes
 
 
@@ -143,13 +232,14 @@ def main() -> None:
     """Prints a line for each codec: the loss that it ends at, by seed."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.codec_seeds", description=__doc__)
     parser.add_argument("ways", nargs="+", metavar="CODEC[@H]")
+    parser.add_argument("--model", choices=TASKS, default="gpt")
     parser.add_argument("--members", type=int, default=4)
     parser.add_argument("--steps", type=int, default=160)
     parser.add_argument("--seeds", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(1)
     for way in options.ways:
-        found = [train(way, options.members, options.steps, seed) for seed in range(options.seeds)]
+        found = [train(way, options.model, options.members, options.steps, seed) for seed in range(options.seeds)]
         losses = ", ".join(f"{loss:.3f}" for loss, _ in found)
         mean = sum(loss for loss, _ in found) / len(found)
         print(f"{way}: loss {mean:.3f} ({losses}), {found[0][1]:.0f} times fewer bytes", flush=True)

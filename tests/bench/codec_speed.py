@@ -18,7 +18,7 @@ REASONS = {
     "so it is no matrix product; the residual needs it on the way there, too",
     "qsgd": "a random number for each value",
     "cocktail": "draws a tenth of the places anew, there and back, and then does what topk does with the values there",
-    "powersgd": "products of all matrices with their bases, twice there and once back, the latter bit-equal everywhere",
+    "powersgd": "products of all matrices with their bases, three there and one back, the latter bit-equal everywhere",
     "int8:sr,block=256": "a random number for each value",
     "terngrad": "a random number for each value, and five of them in a byte",
     "onebit": "what it leaves out follows from the means of both signs, which take a pass over all values first",

@@ -148,3 +148,12 @@ def constant_offers(
             made.append(Offer(values, weight, void))
         rounds[number] = made + [Offer(None, 0.0)] * others
     return rounds
+
+
+def without_padding(rounds: Mapping[int, Sequence[Offer]]) -> dict[int, list[Offer]]:
+    """As learners make them."""
+    for values in (offer.values for made in rounds.values() for offer in made if offer.values is not None):
+        for span in PLAN.spans:
+            end = span.start + span.count
+            values[end : end + -span.count % 16] = 0.0
+    return {number: list(made) for number, made in rounds.items()}

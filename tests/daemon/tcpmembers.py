@@ -155,7 +155,9 @@ class Members:
         return HEADER_BYTES + (0 if header.flags & Flags.POISON else at)
 
     def residual(self, rank: int) -> Values:
-        """The worker's."""
+        """The worker's, of after all that is complete."""
+        while self.executors[rank]._projections.settle_one():
+            pass
         feedback = self.executors[rank]._feedback
         assert feedback is not None
         return feedback.worker.values

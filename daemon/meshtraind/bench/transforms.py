@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshtraind.bench.codec_report import CodecFigures
-from meshtraind.contributions.contribution import HopContribution, compensation_of
+from meshtraind.contributions.contribution import HopContribution, InTwoPhases, compensation_of
 from meshtraind.contributions.error_feedback import feedback_of
 from meshtraind.contributions.results import Final, RoundResults
 from meshtraind.contributions.segments import RoundForms
@@ -27,7 +27,7 @@ from meshwire.model.plan import plan_buckets
 
 Values = NDArray[np.float32]
 
-ROUNDS = 2  # those of low rank send one factor and the other in turn
+ROUNDS = 2  # half iterations of low rank send one factor and the other in turn
 LONG_VECTORS = 5  # gradient, mean, both residuals, and what the worker's was before
 STAGES = (64, 128, 256, 512)  # channels
 CLASSES = 1000
@@ -63,7 +63,7 @@ class OneMember:
         """The member's part of a round."""
         part = self._memory.own_part(number, 1.0)
         assert isinstance(part, HopContribution)
-        for bucket in range(len(self._forms.of(number).segments)):
+        for bucket in self._forms.of(number).layout.model_buckets:
             part.keep(bucket, self.raw)
         return part
 
@@ -73,7 +73,12 @@ class OneMember:
         round_ = self._memory.add(number, ())
         expansion = self._projections.of(form).expansion(form, number, self.mean)
         self.encoded_bytes = 0
-        for bucket, segments in enumerate(form.segments):
+        layout = form.layout
+        for bucket in (*layout.followers, *layout.model_buckets):
+            segments = form.segments[bucket]
+            if bucket in layout.precursors:
+                assert isinstance(part, InTwoPhases)
+                part.second(bucket)
             for segment in segments:
                 encoded = round_.area[segment.offset : segment.offset + segment.length]
                 total = expansion.place(segment)
@@ -94,10 +99,11 @@ class OneMember:
     def settle(self, number: int) -> None:
         """The round is complete, and counts."""
         self._memory.settle(number, void=False, contributed=True)
-        while self._projections.settle_one():
-            pass
         if self._feedback is not None:
             self._feedback.settle(number, void=False, contributed=True)
+        self._memory.own[number].counted()
+        while self._projections.settle_one():
+            pass
 
 
 def transform_figures(spec: CodecSpec, values: Values, runs: int) -> CodecFigures:

@@ -74,6 +74,15 @@ class HopContribution(OwnContribution):
         """What is added to the sum; valid until the next call."""
 
 
+class InTwoPhases(HopContribution):
+    """A part of which a bucket's values follow from the sum of what all have added to its precursor."""
+
+    @abstractmethod
+    def second(self, bucket: int) -> Part:
+        """Makes a bucket's values, now that the sums of its precursor are here; again when the round runs again, for
+        these may be others. Returns DATA, or POISON when a value was found that is not finite (V1)."""
+
+
 class ZeroCopy(HopContribution):
     """A part that stays in the learner's slot, for s=0: the learner writes the slot again only after the round is
     complete, and so after its successor on the ring has received what was sent from here. Nothing is copied, and what
@@ -130,7 +139,7 @@ class Retained(HopContribution):
         segment.codec.decode_into(payload, values)
         return values
 
-    def encoded(self, bucket: int, first_segment: int, segment_count: int) -> memoryview:
+    def encoded(self, bucket: int, first_segment: int, segment_count: int) -> memoryview | None:
         segments = self._segments[bucket][first_segment : first_segment + segment_count]
         return self.area[segments[0].offset : segments[-1].offset + segments[-1].length]
 

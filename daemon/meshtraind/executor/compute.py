@@ -8,6 +8,7 @@ from meshtraind.executor.projections import Projections
 from meshtraind.executor.reducers import Reducer
 from meshtraind.executor.result_slot import ResultSlot
 from meshtraind.executor.round_buffers import RoundMemory
+from meshtraind.executor.second_phase import SecondPhases
 from meshwire.collectives.exchange import Work
 
 
@@ -18,6 +19,7 @@ class Calculation:
         result: slot for the means, `plan.total_values` long.
         reducer: sums.
         host: hears what becomes of rounds.
+        second_phases: hears of precursors in its place.
 
     Attributes:
         slot: where the learner finds a round's means.
@@ -31,10 +33,12 @@ class Calculation:
         projections: Projections,
         reducer: Reducer,
         host: RoundHost,
+        second_phases: SecondPhases,
     ) -> None:
         self._forms = forms
         self._memory = memory
         self._host = host
+        self._second_phases = second_phases
         self._arithmetic = {form: reducer.arithmetic(form) for form in forms}
         self.slot = ResultSlot(result, forms, projections, self._decode, host)
 
@@ -52,7 +56,10 @@ class Calculation:
         round_.finals.append(self._arithmetic[round_.form].final(bucket, work, round_.area, own))
         lies_in_slot = self.slot.round == round_.number and self.slot.took(round_.finals[-1])
         exchange = round_.exchanges[bucket]
-        if exchange.delivered(work):
+        delivered, follower = exchange.delivered(work), round_.form.layout.followers.get(bucket)
+        if delivered and follower is not None:
+            self._second_phases.summed(round_, follower)
+        elif delivered:
             self._host.bucket_complete(
                 round_.number, bucket, exchange.poisoned, exchange.contributors, exchange.weight, exchange.squared_norm
             )

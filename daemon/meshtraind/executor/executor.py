@@ -31,6 +31,7 @@ from meshtraind.executor.host import BindsOfRounds, ChunkTrace, ExchangeMembers,
 from meshtraind.executor.projections import Projections
 from meshtraind.executor.reducers import Materials, reducer_for
 from meshtraind.executor.round_buffers import RoundMemory
+from meshtraind.executor.second_phase import SecondPhases
 from meshtraind.executor.send_queue import Sending
 from meshtraind.projection.base import LearnerHelp
 from meshtraind.runtime.timeslice import Slices
@@ -91,7 +92,10 @@ class Executor:
             Materials(self._forms, self._projections, compensation, owner_seed, self._feedback, budget),
         )
         self._memory = RoundMemory(self._forms, rounds, self._projections, reducer)
-        self._calculation = Calculation(self._forms, self._memory, result, self._projections, reducer, host)
+        self._second_phases = SecondPhases(self._memory.own, self)
+        self._calculation = Calculation(
+            self._forms, self._memory, result, self._projections, reducer, host, self._second_phases
+        )
         self._slot = self._calculation.slot
         self._settling = Slices(self._projections.settle_one)
         self._fenced: bool
@@ -112,6 +116,7 @@ class Executor:
         are contributed in the fence."""
         self._fenced = True
         self._waiting.clear()
+        self._second_phases.fence()
         self._sending.close()
         complete = self._host.complete
         self._memory.fence(complete)
@@ -228,6 +233,13 @@ class Executor:
         if self._fenced:
             return
         round_ = self._round(number)
+        precursor = round_.form.layout.precursors.get(bucket)
+        if precursor is not None:
+            self._second_phases.begin(number, bucket, part, weight)
+        self.add(round_, bucket if precursor is None else precursor, part, weight)
+
+    def add(self, round_: RoundResults, bucket: int, part: Part, weight: float) -> None:
+        """Gives a bucket's exchange what this member adds (`SecondPhases`)."""
         for work in round_.exchanges[bucket].contribute(part, weight):
             if work.at_once:
                 self._perform(round_, bucket, work, work.senders[0] if len(work.senders) == 1 else None)
@@ -237,8 +249,8 @@ class Executor:
 
     def contribute_nothing(self, number: int) -> None:
         """R4, R5: this member forwards every bucket of the round."""
-        for bucket in self._forms.of(number).layout.plan.buckets:
-            self.contribute(number, bucket.index, Part.NOTHING, 0.0, None)
+        for bucket in self._forms.of(number).layout.model_buckets:
+            self.contribute(number, bucket, Part.NOTHING, 0.0, None)
 
     def settle(self, number: int, *, void: bool, contributed: bool) -> None:
         """V1, C1: a round is complete, and counts or is void: it will not run again. `contributed`: this member is in
@@ -308,15 +320,25 @@ class Executor:
             for index in exchange.lacks():
                 step = program.steps[index]
                 assert step.recv_from is not None
-                yield step.recv_from, bucket, step.after
+                yield step.recv_from, bucket, self._steps_before(number, bucket) + step.after
 
     def receipts(self, number: int) -> int:
-        """How many steps of a round are over here, in their order: all of every bucket was received."""
+        """How many steps of a round are over here, in their order: all of every bucket was received. Those of buckets
+        that follow precursors come after all others'."""
         round_ = self._memory.rounds.get(number)
-        steps = len(self._strategies[self._forms.of(number)].program.steps)
         if round_ is None:
             return 0
-        return min((lacks[0] for exchange in round_.exchanges if (lacks := exchange.lacks())), default=steps)
+        next_steps = (
+            self._steps_before(number, bucket) + lacks[0]
+            for bucket, exchange in enumerate(round_.exchanges)
+            if (lacks := exchange.lacks())
+        )
+        steps = len(self._strategies[round_.form].program.steps)
+        return min(next_steps, default=steps * (2 if round_.form.layout.precursors else 1))
+
+    def _steps_before(self, number: int, bucket: int) -> int:
+        form = self._forms.of(number)
+        return len(self._strategies[form].program.steps) if bucket in form.layout.precursors else 0
 
     # What the learner gets, and what is kept
 
@@ -336,6 +358,7 @@ class Executor:
         self._sending.close()
         self._slot.close()
         self._settling.stop()
+        self._second_phases.close()
         self._memory.close()
         if self._feedback is not None:
             self._feedback.close()

@@ -40,6 +40,7 @@ from meshwire.messages.job import (
     Promise,
 )
 from meshwire.revival import is_older
+from meshwire.sync_modes.codec_for_mode import suits
 
 log = logging.getLogger(__name__)
 
@@ -317,7 +318,10 @@ class Admission:
         if not _codec_known(spec.codec):
             return f"--codec {spec.codec} is unknown there: install the same version of meshtraind"
         try:
-            collective_for(parse_codec(spec.codec), spec.topology)
+            codec = parse_codec(spec.codec)
+            if not suits(spec.sync, codec):
+                raise ValueError(f"--codec {codec} does not go with --sync {spec.sync.text()}")
+            collective_for(codec, spec.topology)
         except ValueError as error:
             return f"{error} (there: install the same version of meshtraind)"
         typed = (*spec.args, *(part for pair in spec.env for part in pair))

@@ -10,7 +10,18 @@ from types import MappingProxyType
 from meshwire.codecs.quantizers import QUANTISING_FAMILIES
 from meshwire.codecs.sketch import HOMOMORPHIC
 from meshwire.codecs.sparsifiers import SPARSE_FAMILIES
-from meshwire.codecs.spec import MAP, WARMUP_MAX, Choice, CodecSpec, Family, Number, Reduction, always, warmup
+from meshwire.codecs.spec import (
+    ITERATION,
+    MAP,
+    WARMUP_MAX,
+    Choice,
+    CodecSpec,
+    Family,
+    Number,
+    Reduction,
+    always,
+    warmup,
+)
 
 __all__ = [
     "BF16",
@@ -58,11 +69,12 @@ _FAMILIES = (
         "powersgd",
         Reduction.LINEAR,
         lambda spec, count: values_codec(spec).segment_bytes_max(count),
-        about="in turn one of the two factors of each matrix, whose other one is known; all else as it is",
+        about="the two factors of each matrix, one after the other in a round, or in turn one; all else as it is",
         source="Vogels et al. 2019, arXiv 1905.13727; Zhang et al. 2023 (ACP-SGD), arXiv 2306.08881",
         parameters=(
             Number("rank", 1, 64, 4.0, "rows of each factor", whole=True),
             Number("min_rate", 1, 1000, 2.0, "matrices that both factors make smaller by less are sent as they are"),
+            ITERATION,
             warmup(10.0),
             Choice("values", ("fp32", "fp16"), "fp32", "how the factors are written"),
         ),

@@ -124,6 +124,10 @@ MAP = Choice("map", ("linear", "conv"), "linear", "what makes numbers of values:
 """The parameter of LGC that says how."""
 
 
+ITERATION = Choice("iteration", ("full", "half"), "full", "both factors in each round, or in turn one of them")
+"""The parameter of PowerSGD that says how much of a power iteration a round is."""
+
+
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """Runs of a segment's values that share what is written once for them. They end at the borders of tensors.
@@ -195,6 +199,12 @@ class CodecSpec:
     def norm_known(self) -> bool:
         """Whether what travels has the norm of what it stands for (O4): what an autoencoder makes has another."""
         return MAP not in self.family.parameters or self.choice(MAP.name) == "linear"
+
+    @property
+    def two_phases(self) -> bool:
+        """Whether what a member adds in a round follows in part from what all have added in it before. It takes s=0:
+        with a bound, a member would have computed on by then."""
+        return ITERATION in self.family.parameters and self.choice(ITERATION.name) == "full"
 
     @property
     def budget_bytes(self) -> int:

@@ -1,6 +1,6 @@
 """Where the encoded segments of a round lie in memory (C1)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
@@ -16,7 +16,12 @@ class Shorter(Protocol):
 
     @property
     def plan(self) -> Plan:
-        """Of what is sent. It has as many buckets as the model's, in the same order."""
+        """Of what is sent. It has the buckets of the model's, in the same order, and behind them precursors."""
+
+    @property
+    def precursors(self) -> Mapping[int, int]:
+        """By bucket of the model's: the one whose sums everybody needs before it knows what it adds to it. Buckets
+        without one are not in it."""
 
     def measured_segments(self, bucket: int) -> int:
         """How many segments of a bucket count in squared norms (O4): the first ones."""
@@ -36,6 +41,8 @@ class EncodedLayout:
 
     Attributes:
         projected: another vector than the model's is sent.
+        precursors: as of `Shorter`; none where the model's vector is sent.
+        followers: the other way round: by precursor, the bucket that waits for it.
         codecs: by bucket; those of tensors that it is not for, and of float buffers (O5), have another than the job's.
         fixed: each segment takes exactly the place that it has.
         gathered: a round is kept as all its contributors' vectors, and not as the mean's.
@@ -48,6 +55,8 @@ class EncodedLayout:
         self.plan = plan
         self.shorter = shorter
         self.projected = shorter is not None
+        self.precursors: Mapping[int, int] = shorter.precursors if shorter is not None else {}
+        self.followers = {precursor: bucket for bucket, precursor in self.precursors.items()}
         self.reduction = codec.reduction
         self.codecs = tuple(_codec_of(bucket, plan, codec, parameters or codec) for bucket in plan.buckets)
         self.fixed = all(each.fixed for each in self.codecs)
@@ -60,6 +69,11 @@ class EncodedLayout:
             offset += places.run_bytes(0, bucket.segment_count)
             self._places.append(places)
         self.total_bytes = offset
+
+    @property
+    def model_buckets(self) -> range:
+        """The buckets that the model's vector has, too."""
+        return range(len(self.plan.buckets) - len(self.precursors))
 
     def measured_segments(self, bucket: int) -> int:
         """How many segments of a bucket count in squared norms (O4): the first ones."""

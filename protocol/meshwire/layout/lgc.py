@@ -10,6 +10,7 @@ anew. So all of it follows from the results of a few rounds, whoever was in whic
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshwire.codecs.registry import CodecSpec, values_codec
@@ -65,6 +66,11 @@ class Chosen:
     refresh: int
     plan: Plan
     latent_segments: tuple[int, ...]
+
+    @property
+    def precursors(self) -> Mapping[int, int]:
+        """None: what is added depends on earlier rounds alone."""
+        return {}
 
     def measured_segments(self, bucket: int) -> int:
         """What is announced counts in no norm. The basis is orthonormal, so latents have that of what they stand for

@@ -1,16 +1,22 @@
-"""Low rank: matrices travel as one of their two factors, and where the factors lie in a shorter vector.
+"""Low rank: matrices travel as their two factors, and where the factors lie in a shorter vector.
 
 A matrix M (rows x columns) is near to L^T R, with r rows in both factors. If the rows of one of them, the *basis*, are
 orthonormal and known to all, the best other one is a product with M, which is linear: so members' parts of it are
-summed like gradients. Odd rounds send the left factor, L = R M^T, even ones the right one, R = L M.
+summed like gradients. A mean's squared norm is then that of the other factor (O4).
 
-The basis of a round is what an earlier round has sent, so every round is half a step of the power iteration: PowerSGD
-(Vogels et al. 2019, arXiv 1905.13727) with `num_iters_per_step=1` in its authors' code, analysed as ACP-SGD (arXiv
-2306.08881). A mean's squared norm is that of its factor, for the basis is orthonormal (O4).
+A round of the *full* iteration is PowerSGD (Vogels et al. 2019, arXiv 1905.13727, algorithm 1). The basis that the
+round before has left gives the left factors, L = R M^T. When their sum is here, all make the same orthonormal basis of
+it, and this gives the right factors, R = L M, which the round sends, and leaves as the next one's basis. So a bucket
+travels twice in a round: the left factors in a bucket of their own, its *precursor*, behind all others.
+
+A round of the *half* iteration sends one factor alone, odd rounds the left one, even ones the right one, on the basis
+that an earlier round has sent: half the bytes and one way there and back, analysed as ACP-SGD (arXiv 2306.08881). It is
+the one for a bound above 0, where nobody waits for a sum in the middle of a round.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from meshwire.codecs.registry import CodecSpec, values_codec
@@ -19,22 +25,22 @@ from meshwire.model.plan import VALUE_BYTES, Bucket, Plan, Span, aligned, values
 
 
 class Side(Enum):
-    """Which factor a round sends."""
+    """Which factor a bucket sends beside tensors that are sent as they are."""
 
     LEFT = "left"  # r x rows
     RIGHT = "right"  # r x columns
 
 
 def side_of(number: int) -> Side:
-    """Of a round."""
+    """Of a round of half an iteration."""
     return Side.LEFT if number % 2 else Side.RIGHT
 
 
 def lag(staleness: int) -> int:
-    """How many rounds ago the basis of a round was sent.
+    """How many rounds ago the basis was sent with which a round begins.
 
-    Odd, for it is the other side's; and more than the bound s, so that whoever computes on a base not older than s has
-    applied that round when it binds (R1).
+    More than the bound s, so that whoever computes on a base not older than s has applied that round when it binds
+    (R1); and odd, for half an iteration begins with the other side's.
     """
     return staleness + 1 | 1
 
@@ -56,19 +62,26 @@ class Piece:
 
 @dataclass(frozen=True)
 class Factors:
-    """What rounds of one side send.
+    """What rounds send.
 
     Attributes:
-        plan: of the vector that is sent. It has the buckets of the model's, in the same order, and the same tensors.
-        pieces: by bucket.
+        side: of the factors in the buckets that the model has, too.
+        plan: of the vector that is sent. It has the buckets of the model's, in the same order, and the same tensors;
+            behind them the precursors.
+        pieces: by bucket of the model's.
+        precursors: by bucket of the model's: the one in which the left factors travel that its basis is made of. None
+            of a bucket without matrices, and none in half an iteration.
+        lefts: by precursor: the left factors' places, of the matrices in `pieces` in their order.
     """
 
     side: Side
     plan: Plan
     pieces: tuple[tuple[Piece, ...], ...]
+    precursors: Mapping[int, int] = field(default_factory=dict)
+    lefts: Mapping[int, tuple[Span, ...]] = field(default_factory=dict)
 
     def measured_segments(self, bucket: int) -> int:
-        """All of a gradient's: the basis is orthonormal (O4)."""
+        """All of a gradient's: the basis is orthonormal (O4). None of a precursor's."""
         return self.plan.buckets[bucket].segment_count if bucket < self.plan.parameter_buckets else 0
 
 
@@ -79,7 +92,7 @@ def rank_of(span: Span, codec: CodecSpec) -> int:
 
 
 def factors_of(plan: Plan, codec: CodecSpec, side: Side) -> Factors:
-    """Of the parameters in `plan`, the model's; float buffers are sent as they are."""
+    """Of rounds that send one factor of the parameters in `plan`, the model's; float buffers are sent as they are."""
     sent: list[Span] = []
     ranks: list[int] = []
     bounds: list[tuple[int, int]] = []
@@ -105,12 +118,36 @@ def factors_of(plan: Plan, codec: CodecSpec, side: Side) -> Factors:
     return Factors(side, shorter, pieces)
 
 
+def both_factors_of(plan: Plan, codec: CodecSpec) -> Factors:
+    """Of rounds that send both factors: right ones as `factors_of`, and behind these the left ones they depend on."""
+    right = factors_of(plan, codec, Side.RIGHT)
+    start, spans, buckets = right.plan.total_values, list(right.plan.spans), list(right.plan.buckets)
+    precursors: dict[int, int] = {}
+    lefts: dict[int, tuple[Span, ...]] = {}
+    for bucket, pieces in enumerate(right.pieces):
+        first_span, first = len(spans), start
+        for piece in pieces:
+            if piece.rank:
+                count = piece.rank * piece.span.rows
+                spans.append(Span(piece.span.name, piece.span.tensor, start, count, piece.rank))
+                start += aligned(count)
+        if start > first:
+            index = precursors[bucket] = len(buckets)
+            lefts[index] = tuple(spans[first_span:])
+            buckets.append(Bucket(index, first, start - first, range(first_span, len(spans)), 1, index))
+    values = values_per_segment(start)
+    cut = tuple(replace(bucket, segment_values=values) for bucket in buckets)
+    both = replace(right.plan, segment_values=values, total_values=start, spans=tuple(spans), buckets=cut)
+    return replace(right, plan=both, precursors=precursors, lefts=lefts)
+
+
 class FactorLayouts:
     """Of rounds of low rank (`meshwire.layout.projections`)."""
 
     def phases(self, plan: Plan, codec: CodecSpec) -> tuple[LayoutPhase, ...]:
-        """Even rounds, and odd ones."""
-        made = (factors_of(plan, codec, side_of(number)) for number in range(2))
+        """All rounds; of half iterations even ones, and odd ones."""
+        halves = (factors_of(plan, codec, side_of(number)) for number in range(2))
+        made = (both_factors_of(plan, codec),) if codec.two_phases else halves
         return (LayoutPhase(tuple(EncodedLayout(each.plan, codec, values_codec(codec), each) for each in made)),)
 
     def builds_on(self, codec: CodecSpec, staleness: int) -> int:
@@ -119,13 +156,14 @@ class FactorLayouts:
 
     def kept_bytes(self, phases: tuple[LayoutPhase, ...], codec: CodecSpec, staleness: int) -> int:
         """Bases of the rounds that can be on their way, the rounds that those are made of, and factors where they are
-        computed and where they arrive. With s=0 own parts too, which otherwise are a part of the rounds."""
+        computed and where they arrive. With s=0 own parts too, which otherwise are a part of the rounds; with both
+        factors, also what these are to be taken out of residuals for."""
         layouts = phases[0].layouts
         encoded_bytes = max(layout.total_bytes for layout in layouts)
         values = max(layout.plan.total_values for layout in layouts)
         rounds = lag(staleness) + (0 if staleness else 2)
-        return rounds * encoded_bytes + (staleness + 2 + 2) * VALUE_BYTES * values
+        return rounds * encoded_bytes + (staleness + 2 + 2 + codec.two_phases) * VALUE_BYTES * values
 
     def sent_values(self, codec: CodecSpec, count: int) -> int:
-        """One factor."""
-        return int(codec.number("rank")) * math.isqrt(count)
+        """One factor, or both."""
+        return (1 + codec.two_phases) * int(codec.number("rank")) * math.isqrt(count)

@@ -129,9 +129,10 @@ def plan_buckets(manifest: ModelManifest, bucket_bytes: int = BUCKET_BYTES, code
     parameter_buckets = len(groups)
     if buffers:
         groups.append(len(buffers))
-    if len(groups) > limits.BUCKETS_MAX:
+    buckets_max = limits.BUCKETS_MAX // (2 if codec is not None and codec.two_phases else 1)  # a precursor for each
+    if len(groups) > buckets_max:
         raise ValueError(
-            f"buckets of {bucket_bytes} bytes cut this model into {len(groups)}; at most {limits.BUCKETS_MAX} are "
+            f"buckets of {bucket_bytes} bytes cut this model into {len(groups)}; at most {buckets_max} are "
             "possible: make them larger"
         )
     spans, total_values = _placed(coded + whole + buffers)

@@ -1,8 +1,11 @@
 """The codec of a job, from --codec and --sync: a mode that is a codec too brings its own."""
 
+import re
+from dataclasses import replace
 from typing import NamedTuple
 
 from meshwire.codecs.registry import CodecSpec, parse_codec
+from meshwire.codecs.spec import ITERATION
 from meshwire.sync_modes.mode import SyncSettings
 
 DEFAULT = "fp32"
@@ -40,6 +43,9 @@ def codec_of(sync: SyncSettings, typed: str | None) -> CodecSpec:
     Args:
         typed: behind --codec; None: nothing.
 
+    A codec of two phases is its variant of one where there is a bound above 0, whose name says so: "powersgd" is
+    "powersgd:half" there.
+
     Raises ValueError, which names what is legal.
     """
     own = _own(sync)
@@ -55,13 +61,28 @@ def codec_of(sync: SyncSettings, typed: str | None) -> CodecSpec:
             f"--codec {codec} takes over the momentum of gradients, and with --sync {sync.text()} what travels are "
             "weights: use --codec topk, or another --sync"
         )
+    if sync.staleness and codec.two_phases:
+        if typed is not None and "full" in re.split("[:,=+]", typed):
+            raise ValueError(
+                f"--codec {typed} with --sync {sync.text()}: what a laptop adds would follow from what all have "
+                "added in the same round, and with a bound nobody waits for that: use half in place of full, or --sync "
+                "bsp"
+            )
+        return _in_one_phase(codec)
     return codec
 
 
 def suits(sync: SyncSettings, codec: CodecSpec) -> bool:
     """Whether a job in this mode can have this codec."""
     own = _own(sync)
+    if sync.staleness and codec.two_phases:
+        return False
     return (own is None or codec.name == own.family) and not (sync.period and codec.momentum)
+
+
+def _in_one_phase(codec: CodecSpec) -> CodecSpec:
+    named = zip(codec.family.parameters, codec.values, strict=True)
+    return replace(codec, values=tuple("half" if parameter is ITERATION else value for parameter, value in named))
 
 
 def _own(sync: SyncSettings) -> _Own | None:

@@ -55,12 +55,14 @@ def test_all_families_are_measured() -> None:
     assert {parse_codec(text).name for text in all_codecs()} == set(FAMILIES)
 
 
-def test_what_takes_whole_tensors_is_measured_on_those_of_resnet18() -> None:
-    """Bytes exactly: of both rounds, on shapes whose count is torchvision's."""
+@pytest.mark.parametrize(("codec", "factor_rows"), [("powersgd:2,warmup=5", 2), ("powersgd:2,half,warmup=5", 1)])
+def test_what_takes_whole_tensors_is_measured_on_those_of_resnet18(codec: str, factor_rows: int) -> None:
+    """Bytes exactly: of both rounds, on shapes whose count is torchvision's. A round has that many rows of each factor,
+    on average."""
     assert sum(map(math.prod, RESNET18)) == 11_689_512
     assert resnet_shapes(1_728 * 10)[-1] == (1_728 * 10 - 64 * 3 * 49 - 64 - 64,)
     assert resnet_shapes(11_689_512 + 64 * 3 * 49) == [*RESNET18, RESNET18[0]]
-    (found,) = measure(["powersgd:2,warmup=5"], [200_000], 1, silent).figures
+    (found,) = measure([codec], [200_000], 1, silent).figures
     factors, whole = 0, 0
     for shape in resnet_shapes(200_000):
         rows, columns = shape[0], math.prod(shape[1:])
@@ -68,8 +70,8 @@ def test_what_takes_whole_tensors_is_measured_on_those_of_resnet18() -> None:
             factors += rows + columns
         else:
             whole += math.prod(shape)
-    assert found.encoded_bytes == pytest.approx(4 * (factors + whole), rel=0.02)  # and padding
-    assert found.codec == "powersgd:2,warmup=5"
+    assert found.encoded_bytes == pytest.approx(4 * (factor_rows * factors + whole), rel=0.02)  # and padding
+    assert found.codec == codec
     assert 0 < found.error < 1
     assert found.encode_s > 0 < found.add_s
     assert 0 < found.memory_bytes < 4 * 2**20

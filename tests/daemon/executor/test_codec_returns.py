@@ -25,7 +25,7 @@ ROUNDS, MEMBERS, LOST = 12, 3, 2
 SIZES = (1.0, 1 / 32, 2.0)  # of rounds: what is left out follows their weights
 BRISK = {
     "dgc": "dgc:0.05,ramp=4",
-    "powersgd": "powersgd:2,warmup=3",
+    "powersgd": "powersgd:2,half,warmup=3",  # as it is under a bound
     "lgc": "lgc:0.05,warmup=2,train=2",
 }  # what begins late by default
 GATHERED = ("topk", "dgc")  # what a codec chooses by is nothing to the exchange: with momentum, and without

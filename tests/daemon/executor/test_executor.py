@@ -263,7 +263,7 @@ async def test_a_broken_payload_is_told_when_it_is_decoded(opened: bool) -> None
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("codec", ["powersgd:2,warmup=0", "lgc:0.1,warmup=0+fp32"])
+@pytest.mark.parametrize("codec", ["powersgd:2,half,warmup=0", "lgc:0.1,warmup=0+fp32"])
 async def test_a_broken_payload_that_later_rounds_build_on_is_told_at_once(codec: str) -> None:
     """DESIGN section 8: else it would be found in the middle of another round, where nobody asks whose it was."""
     ring = Ring(2, codec, staleness=2, seed=10)

@@ -1,6 +1,6 @@
 """The executor with learned gradient compression: C1, G2, G6, V1, O4, P1, and what it is without latents."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -16,9 +16,9 @@ from meshwire.codecs.registry import parse_codec
 from meshwire.collectives.exchange import Part
 from meshwire.layout.by_round import RoundLayouts
 from meshwire.layout.lgc import Chosen, lag
-from tests.daemon.executorring import PLAN, Offer
+from tests.daemon.executorring import PLAN
 from tests.daemon.lowrankring import LowRankRing, check_conserved, churn
-from tests.daemon.shardedmesh import Wide, constant_offers
+from tests.daemon.shardedmesh import Wide, constant_offers, without_padding
 
 CODECS = (
     "lgc:0.05,conv,latent=4,refresh=1,warmup=0,train=2+fp32",
@@ -41,15 +41,6 @@ def test_nothing_is_lost_and_means_are_bit_equal(codec: str, staleness: int, see
 def test_members_are_lost_and_come_at_any_moment(codec: str, staleness: int, seed: int) -> None:
     """C1, G2, G6, G8: places and basis are functions of the history, whoever was in which generation."""
     churn(codec, staleness, seed, 8)
-
-
-def without_padding(rounds: Mapping[int, Sequence[Offer]]) -> dict[int, list[Offer]]:
-    """As learners make them."""
-    for values in (offer.values for made in rounds.values() for offer in made if offer.values is not None):
-        for span in PLAN.spans:
-            end = span.start + span.count
-            values[end : end + -span.count % 16] = 0.0
-    return {number: list(made) for number, made in rounds.items()}
 
 
 def chosen_of_round(codec: str, number: int) -> Chosen:

@@ -24,6 +24,7 @@ from meshwire.frames import header
 from meshwire.jobs.lifecycle import JobState, new_job_id
 from meshwire.message_base import Wire
 from meshwire.messages.job import FilesProgress, Generation, JobSpec, Member, Offer, OfferReply
+from meshwire.sync_modes.mode import sync_settings
 from tests.daemon.jobs.test_file_intake import Peer, make_spec
 from tests.daemon.linkusers import DialsNobody
 
@@ -162,6 +163,16 @@ async def test_arguments_beyond_what_a_person_may_type_are_refused(bert: Bert) -
     for changes in ({"args": ("",) * 200_000}, {"env": (("A", "x" * 200_000),)}):
         assert "its arguments and environment take" in (bert.offered(bert.anna.offer(1, **changes)) or "")
     assert bert.offered(bert.anna.offer(1, args=("x" * limits.JOB_SPEC_BYTES_MAX,))) is None
+
+
+@pytest.mark.asyncio
+async def test_a_codec_that_does_not_go_with_the_bound_is_refused(bert: Bert) -> None:
+    """C2: whoever submits has looked; but its daemon may be any."""
+    bound = {"sync": sync_settings("ssp:2")}
+    refusal = "--codec powersgd does not go with --sync ssp:2 (there: install the same version of meshtraind)"
+    assert bert.offered(bert.anna.offer(1, codec="powersgd", **bound)) == refusal
+    assert bert.offered(bert.anna.offer(2, codec="powersgd:half", **bound)) is None
+    assert bert.offered(bert.anna.offer(3, codec="powersgd")) is None
 
 
 @pytest.mark.asyncio

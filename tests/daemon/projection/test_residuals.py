@@ -61,14 +61,14 @@ def test_the_rest_is_what_was_not_decoded(at_once: bool, later: float) -> None:
     assert not residual.values.any(), "nothing is done before its turn"
     if at_once:
         for bucket in reversed(range(of.model.coded_buckets)):
-            rests.catch_up(bucket)
+            rests.late.catch_up(bucket)
             here = of.model.buckets[bucket]
             done = slice(here.start, here.start + here.count)
             np.testing.assert_array_equal(residual.values[done], expected[done])
             assert not residual.values[: here.start].any(), "it is another bucket's"
-        assert not rests.leave_one()
+        assert not rests.late.do_one()
     else:
-        assert sum(1 for _ in itertools.takewhile(lambda _: rests.leave_one(), itertools.count())) == pieces
+        assert sum(1 for _ in itertools.takewhile(lambda _: rests.late.do_one(), itertools.count())) == pieces
     np.testing.assert_array_equal(residual.values, expected)
     assert rests.take(7) == {}
 

@@ -27,6 +27,7 @@ def mesh() -> Iterator[LocalMesh]:
     [
         ("onebit:warmup=5", {"sync": "ssp:2", "straggler": "wait"}),
         ("powersgd:2,min_rate=1,warmup=3", {"sync": "ssp:1"}),
+        ("powersgd:2,min_rate=1,warmup=3", {}),
         (None, {"sync": "sparseloco:2", "args": ("4",)}),
     ],
 )

@@ -193,7 +193,7 @@ async def test_a_peer_that_only_forwards_keeps_nothing_of_the_rounds() -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize(("codec", "lag"), [("fp32", 0), ("powersgd:1,warmup=0", 3)])
+@pytest.mark.parametrize(("codec", "lag"), [("fp32", 0), ("powersgd:1,half,warmup=0", 3)])
 async def test_a_state_is_asked_for_of_after_a_round_that_what_follows_is_built_on(codec: str, lag: int) -> None:
     """J1: who comes in holds no result of before its cut. But who was there all the time holds whatever is needed: its
     learner, started again shortly before the end, must not wait for the state of a round that never comes."""

@@ -18,10 +18,26 @@ from meshwire.sync_modes.mode import sync_settings
         ("local:8,nesterov", "int8", "int8"),
         ("sparseloco:30", None, "topk:0.015625,chunk=4096,decay=0.95,senders+2bit"),
         ("sparseloco:30", "topk:0.03+fp16", "topk:0.03"),
+        ("bsp", "powersgd:2", "powersgd:2"),
+        ("bsp", "powersgd:2,half", "powersgd:2,half"),
+        ("local:8", "powersgd", "powersgd"),
+        ("ssp:2", "powersgd:2+fp16", "powersgd:2,half+fp16"),
+        ("ssp:1", "powersgd:half", "powersgd:half"),
     ],
 )
 def test_what_is_not_typed_is_the_modes(sync: str, typed: str | None, codec: str) -> None:
     assert str(codec_of(sync_settings(sync), typed)) == codec
+
+
+@pytest.mark.parametrize("typed", ["powersgd:full", "powersgd:2,iteration=full,warmup=0+fp16"])
+def test_two_phases_that_are_asked_for_by_name_are_refused_under_a_bound(typed: str) -> None:
+    """What a member adds in the second would follow from sums for which nobody waits there."""
+    with pytest.raises(ValueError, match=r"powersgd:.* with --sync ssp:2: .* use half in place of full, or --sync bsp"):
+        codec_of(sync_settings("ssp:2"), typed)
+    assert str(codec_of(sync_settings("bsp"), typed)) == str(parse_codec(typed))
+    assert suits(sync_settings("bsp"), parse_codec(typed))
+    assert not suits(sync_settings("ssp:2"), parse_codec(typed))
+    assert suits(sync_settings("ssp:2"), parse_codec("powersgd:half"))
 
 
 def test_a_codec_without_the_modes_momentum_is_refused() -> None:

@@ -94,7 +94,7 @@ class LearnedGradients(Projection):
                 said[bucket] = announced
 
     def settle_one(self) -> bool:
-        return self.rests.leave_one()
+        return self.rests.late.do_one()
 
     def forget(self, number: int) -> None:
         self._places.pop(number, None)
@@ -191,7 +191,7 @@ class ChosenPart(ShorterPart):
             np.copyto(self._sent[sent.start : sent.start + sent.count], of_bucket)
             super()._take(bucket, self._sent)
             return
-        self._owner.rests.catch_up(bucket)
+        self._owner.rests.late.catch_up(bucket)
         values = self._residual.begin(self._number, model.start, model.count, self._weight)
         try:
             with np.errstate(over="ignore", invalid="ignore"):  # found here

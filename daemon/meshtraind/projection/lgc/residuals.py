@@ -1,7 +1,5 @@
 """What own parts leave out where only all members together know it: LGC's autoencoder (`projection.py`)."""
 
-from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -9,6 +7,7 @@ import numpy as np
 
 from meshtraind.codecs.base import Values
 from meshtraind.contributions.error_feedback import Residual
+from meshtraind.projection.late_rests import LateRests
 from meshtraind.projection.lgc.latents import AsTheyAre, Basis, Convolved
 from meshtraind.projection.lgc.leader import Places
 from meshwire.layout.lgc import PIECE_BLOCKS, Chosen
@@ -34,11 +33,15 @@ class Underway:
 
 class WholeRests:
     """What one member's rounds leave out at chosen places: its values, less its share of what all have decoded
-    there."""
+    there.
+
+    Attributes:
+        late: what of that is still to be done.
+    """
 
     def __init__(self) -> None:
         self._underway: dict[int, dict[int, Underway]] = {}  # by round and bucket
-        self._work: deque[tuple[int, Callable[[], None]]] = deque()  # with its bucket
+        self.late = LateRests()
 
     def keep(self, number: int, bucket: int, part: Underway) -> None:
         """Keeps the values of a part until the round is settled, and `take` asks for them."""
@@ -58,24 +61,7 @@ class WholeRests:
         for first in range(0, len(places), PIECE_BLOCKS):
             run = slice(first, min(first + PIECE_BLOCKS, len(places)))
             of_run = latents[run.start * chosen.latents : run.stop * chosen.latents]
-            self._work.append((bucket, partial(_leave_piece, part, run, chosen.block_values, places, map_, of_run)))
-
-    def leave_one(self) -> bool:
-        """Does one piece, well under a millisecond. Returns False if there was none."""
-        if not self._work:
-            return False
-        _, piece = self._work.popleft()
-        piece()
-        return True
-
-    def catch_up(self, bucket: int) -> None:
-        """Does all pieces of a bucket now: its residual is about to be sent."""
-        for _ in range(len(self._work)):
-            of, piece = self._work.popleft()
-            if of == bucket:
-                piece()
-            else:
-                self._work.append((of, piece))
+            self.late.put(bucket, partial(_leave_piece, part, run, chosen.block_values, places, map_, of_run))
 
 
 def _leave_piece(part: Underway, run: slice, block_values: int, places: Places, map_: Map, latents: Values) -> None:

@@ -1,1 +1,1 @@
-"""Matrices as one of their two factors (Vogels et al."""
+"""Matrices as their two factors (Vogels et al. 2019)."""
