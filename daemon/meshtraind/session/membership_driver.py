@@ -472,9 +472,14 @@ class MembershipDriver(Generic[M]):
         self._host.crossing.fence()  # no round is completed any more
         given_up = self._given_up(kept)
         assert given_up is not None
-        self._parting = Parting(self._job, given_up, self._host.write_given_up, self._parted, self._tasks)
+        self._parting = Parting(self._job, given_up, self, self._tasks)
 
-    def _parted(self, parting: Parting) -> None:
+    async def write_given_up(self) -> WrittenBase:
+        """The learner writes the base of the history that is left. Raises RequestFailed, CheckpointError, OSError."""
+        return await self._host.write_given_up()
+
+    def parted(self, parting: Parting, /) -> None:
+        """The base is written, or cannot be: the history is left now, and this device asks in."""
         self._path = Path()
         self._parting = None
         if self._closed:
