@@ -145,6 +145,7 @@ class StateDonor:
         self._loans: Loans[_HeldState] = Loans()
         self._held: list[_HeldState] = []
         self._newest: _HeldState | None = None
+        self._forgotten = 0  # histories
         self._closed = False
 
     async def state(self, device: str, body: AskState, promised: Generation | None = None) -> SavedState:
@@ -158,7 +159,10 @@ class StateDonor:
         async with self._lock:
             newest = self._newest
             if newest is None or newest.saved.round < body.after_round:
-                newest = self._newest = await self._newer(body.after_round)
+                forgotten = self._forgotten
+                newest = await self._newer(body.after_round)
+                if forgotten == self._forgotten:  # else it is of the history before, which its asker may have still
+                    self._newest = newest
             self._loans.give(device, newest, promised or self._job.generation)
             given = newest.saved
             self._give_up()
@@ -210,6 +214,11 @@ class StateDonor:
         except BlobError as error:
             log.warning("job %s: a state that nobody loads any more stays on the disk: %s", self._job.spec.job, error)
 
+    @property
+    def newest(self) -> SavedState | None:
+        """The newest that was given in the history of now, as long as somebody loads it."""
+        return None if self._newest is None else self._newest.saved
+
     def newest_round(self) -> int | None:
         """After which the newest state is that can be given without a learner; None: there is none."""
         checkpoint = self._checkpoints.newest
@@ -218,6 +227,7 @@ class StateDonor:
 
     def forget(self) -> None:
         """The history of before is not kept. Who loads its states goes on."""
+        self._forgotten += 1
         self._newest = None
 
     async def close(self) -> None:

@@ -83,6 +83,10 @@ class Lifetime(Protocol):
     def incarnation(self) -> int:
         """Unlike that of any other process of this device."""
 
+    @property
+    def name(self) -> str:
+        """What the device is called, for people."""
+
 
 class MemberLink(Protocol[M_co]):
     """A device that can be talked to now. `meshtraind.peers.links.Link` is one."""

@@ -69,12 +69,12 @@ class RoundsFactory:
         computed here, or their memory cannot be had."""
         model = beginning.model
         check_travel(self._job.spec, model.manifest)
-        plan = plan_buckets(model.manifest, self._job.spec.bucket_bytes, parse_codec(self._job.spec.codec))
-        if plan.digest() != model.plan:
-            raise RequestFailed("the others plan their buckets differently: install the same version of meshtraind")
         trace = f"trace-{generation.number}.jsonl"
         entry, samples = beginning.entry, beginning.samples
         try:
+            plan = plan_buckets(model.manifest, self._job.spec.bucket_bytes, parse_codec(self._job.spec.codec))
+            if plan.digest() != model.plan:
+                raise RequestFailed("the others plan their buckets differently: install the same version of meshtraind")
             self.memory.make(MemoryLayout.for_bound(plan.total_values, self._job.spec.sync.staleness))
             return self._make(owner, model.manifest, plan, samples, generation, entry, loading=True, trace_name=trace)
         except (SharedMemoryError, OSError, MemoryError, ValueError) as error:

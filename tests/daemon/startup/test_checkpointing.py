@@ -407,6 +407,27 @@ async def test_a_state_lies_on_the_disk_for_as_long_as_somebody_loads_it(desk: D
 
 
 @pytest.mark.asyncio
+async def test_a_state_whose_history_is_left_while_it_is_stored_is_given_to_nobody_else(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G4, J3: this device would promise to have a state that no other can use."""
+    lender = Lender(desk, tmp_path)
+    keep = StateFiles.keep
+
+    async def left_meanwhile(self: StateFiles, number: int, units: int) -> tuple[BlobRef, ...]:
+        lender.donor.forget()
+        return await keep(self, number, units)
+
+    monkeypatch.setattr(StateFiles, "keep", left_meanwhile)
+    assert await lender.gives(1, 10) == 10
+    assert lender.donor.newest_round() is None
+    assert await lender.lies_here() == [10], "who asked may be of that history still"
+    monkeypatch.setattr(StateFiles, "keep", keep)
+    assert await lender.gives(2, 5) == 5
+    assert lender.donor.newest_round() == 5
+
+
+@pytest.mark.asyncio
 async def test_a_state_that_could_not_be_written_leaves_nothing(desk: Desk, tmp_path: Path) -> None:
     """A learner is killed in the middle of it, or its disk is full."""
     lender = Lender(desk, tmp_path)
