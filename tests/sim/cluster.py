@@ -15,7 +15,7 @@ from random import Random
 from meshtraind.rounds.history import Entry
 from meshwire.jobs.partition_wait import NEVER
 from meshwire.messages.generation import Enter, Where
-from meshwire.messages.job import Generation
+from meshwire.messages.job import Generation, Metrics, RankReport
 from meshwire.messages.learner import SampleSpace
 from meshwire.rounds.chain import START
 from meshwire.rounds.effects import RoundComplete
@@ -83,6 +83,7 @@ class Cluster:
         self.random = Random(seed)
         self.ended = False
         self.daemons: list[Daemon] = []
+        self._reports: dict[int, RankReport] = {}
         self.setting = setting
         self.devices = setting.founders + setting.newcomers
         self.members_max = members_max or self.devices
@@ -266,6 +267,12 @@ class Cluster:
         for other in self.daemons:
             if other.alive and other.rounds is not None and other.rounds.generation == rounds.generation:
                 assert other.rounds.machine.complete >= round_, f"G5: {other.name} does not hold round {round_}"
+
+    def report_of(self, rank: int) -> RankReport:
+        """What a rank tells of itself every second, but for what nobody here looks at."""
+        if rank not in self._reports:
+            self._reports[rank] = RankReport(job=JOB, rank=rank, state="running", metrics=Metrics())
+        return self._reports[rank]
 
     def of_node(self, node: Node) -> Daemon:
         """The daemon at the end of a link."""

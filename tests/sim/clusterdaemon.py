@@ -12,11 +12,13 @@ from meshtraind.rounds.history import Entry
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session.invitations import Inviter
 from meshtraind.session.learner_handler import LearnerHandler
+from meshtraind.session.member_handler import MemberHandler
 from meshtraind.session.membership_driver import MembershipDriver
 from meshtraind.session.membership_host import JobPlace, MembershipHost
 from meshtraind.startup.agreement import Agreement
 from meshtraind.storage.job_record import Job
 from meshtraind.transport.requests import RequestFailed
+from meshwire.frames.header import Header, Kind
 from meshwire.jobs.lifecycle import JobRecord, JobState
 from meshwire.membership.effects import MembershipPhase
 from meshwire.membership.lineage import rank_of
@@ -106,6 +108,7 @@ class Daemon(Node):
     donor: StateDonor
     checkpointer: Checkpointer
     host: MembershipHost[LinkEnd]
+    members: MemberHandler
 
     def __init__(self, world: "Cluster", number: int, incarnation: int, generation: Generation | None) -> None:
         super().__init__(number)
@@ -148,6 +151,7 @@ class Daemon(Node):
         self.donor = StateDonor(job, disk.states, handler, self.checkpointer, tasks)
         place = JobPlace(self.place, job, self.round_links, rtt_s, tasks, disk.states, Witness(self))
         self.host = MembershipHost(place, handler, self.agreement, self.donor, self.checkpointer, self.maker, processes)
+        self.members = MemberHandler(job, self.agreement, self.host, processes)
         if self.world.invites:
             job.state = JobState.RUNNING
             tasks.spawn(Inviter(self.place, job, self.world.members_max, self.host, tasks).run(), "invite")
@@ -309,12 +313,26 @@ class Daemon(Node):
             shell.notice(peer.member.device, body)  # type: ignore[arg-type]
         elif self.rounds is not None and self.generation is not None:
             report = isinstance(body, News) and body.message is None
-            early = shell.promised(body.generation) and body.generation != self.rounds.generation
+            early = body.generation != self.rounds.generation and shell.promised(body.generation)
             assert report or not early, "nobody sends in a generation before all have entered it"
             rank = rank_of(self.generation, peer.member.device)
             if rank is not None:
-                self.rounds.received(rank, body)
+                self._hear_member(rank, body)
         self.world.check(self)
+
+    def _hear_member(self, rank: int, body: News | Chunk) -> None:
+        """As `meshtraind.jobs.routing` hands it on."""
+        rule = f"{self.name}: honest daemons break no rule: rank {rank}"
+        if isinstance(body, News):
+            header = Header(kind=Kind.CONTROL, payload_bytes=0, generation=body.generation, complete=body.complete)
+            wrong = self.members.notice(rank, header, body.message or self.world.report_of(rank))
+            assert wrong is None, f"{rule}: {wrong}"
+            return
+        place = self.members.chunk_announced(rank, body.header)
+        assert not isinstance(place, str), f"{rule} sent a {place}"
+        if place is not None:
+            place[:] = body.payload
+            self.members.chunk_received(rank, body.header)
 
     def _report_regularly(self) -> None:
         if self._shell is not None:
@@ -326,6 +344,7 @@ class Daemon(Node):
     def report(self) -> None:
         """G5: every member is told how far this one is."""
         if self.rounds is not None and self.generation is not None:
+            self.rounds.shipped.peer_measured(self.world.report_of(self.rank))
             news = News(self.generation.hash64(), self.rounds.shipped.complete, None)
             for end in self.round_links.values():
                 end.send(news)

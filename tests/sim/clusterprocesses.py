@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from meshtraind.startup.requests import Preparation
 from meshtraind.transport.requests import RequestFailed
 from meshwire.message_base import Wire
+from meshwire.messages.job import End
 from meshwire.messages.learner import (
     LearnerHash,
     LearnerModel,
@@ -247,6 +248,18 @@ class LearnerProcesses:
 
     def begin_rounds(self) -> None:
         self._daemon.host.begin()
+
+    # What whoever hears the members asks of whoever runs the job
+
+    @property
+    def rounds(self) -> "Rounds | None":
+        return self._daemon.host.rounds
+
+    def member_reported(self) -> None:
+        """Nobody here looks whether all are done."""
+
+    def member_ended(self, rank: int, end: End) -> None:
+        raise AssertionError(f"{self.who}: rank {rank} ends the job: {end}")
 
     def tell_hash(self, body: LearnerHash) -> None:
         raise AssertionError(f"{self.who}: no learner here hashes its base: {body}")

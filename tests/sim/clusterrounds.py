@@ -27,7 +27,7 @@ from meshwire.rounds.learner import Phase
 from meshwire.rounds.machine import RoundMachine
 from meshwire.sync_modes.mode import SyncSettings
 from tests.sim.clusterdisk import Memory
-from tests.sim.clusterexchange import Chunk, Exchange, News, round_bytes
+from tests.sim.clusterexchange import Exchange, round_bytes
 
 if TYPE_CHECKING:
     from tests.sim.clusterdaemon import Daemon
@@ -143,24 +143,6 @@ class WatchedRounds:
         deal = self.shipped.entry().deal
         assert deal is not None
         return deal
-
-    # Other members
-
-    def received(self, rank: int, body: News | Chunk) -> None:
-        """As `meshtraind.session.member_handler` hands it on."""
-        shipped = self.shipped
-        if not shipped.takes(body.generation):
-            return
-        if isinstance(body, News):
-            if body.message is not None:
-                shipped.message(rank, body.message)
-            shipped.peer_complete(rank, body.complete)
-            return
-        place = shipped.chunk_announced(rank, body.header)
-        assert not isinstance(place, str), f"{self.who}: honest daemons break no rule: rank {rank} sent a {place}"
-        if place is not None:
-            place[:] = body.payload
-            shipped.chunk_received(rank, body.header)
 
     # What their owner hears
 
