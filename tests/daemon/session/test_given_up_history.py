@@ -373,6 +373,7 @@ class Laptop:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         monkeypatch.setattr(learnerlife, "LearnerProcess", Script)
+        monkeypatch.setattr(Script, "running", None)  # of another test
         monkeypatch.setattr(learnerlife, "learner_environment", lambda *_args, **_options: {})
         anna, self.bert = (
             Member(device=f"{of:064x}", incarnation=1, name=name) for of, name in enumerate(("anna", "bert"))
