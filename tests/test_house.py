@@ -271,15 +271,12 @@ def functions_given(node: ast.ClassDef) -> list[str]:
 
 # What these are made of is arithmetic: entries of a table, each with its formulas.
 TABLES_OF_FORMULAS = {"Family", "Topology"}
-# Of a job's way from one generation into the next, where hosts have no names yet.
-STILL_TO_BE_NAMED = {"RoundsFactory", "Sources", "JoinRequests", "Parting", "StateDonor", "Pacer"}
 
 
 def test_who_is_asked_for_several_things_has_a_name() -> None:
     """Two functions for one object are somebody's methods: a Protocol names them, and a class implements it."""
     several = {node.name: (path, given) for path, node in classes() if len(given := functions_given(node)) > 1}
-    assert not STILL_TO_BE_NAMED - several.keys(), "named meanwhile: take it off the list"
-    assert not {name: what for name, what in several.items() if name not in TABLES_OF_FORMULAS | STILL_TO_BE_NAMED}
+    assert not {name: what for name, what in several.items() if name not in TABLES_OF_FORMULAS}
 
 
 def test_nothing_is_made_of_what_is_made_later() -> None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 DAEMON, WIRE, TRAIN, SIM = "tests/daemon", "tests/wire", "tests/train", "tests/sim"
 CLUSTER = f"{SIM}/test_cluster.py::test_every_schedule_keeps_the_rules_and_recovers[0]"
+STORM = f"{SIM}/test_storms.py::test_waves_of_faults_break_no_rule[2]"
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Bug:
 
 
 BUGS: tuple[Bug, ...] = (
-    # Shells of the daemon. Those of the rounds run in the seeded clusters; of the others only their own tests know.
+    # Shells of the daemon. Most of them run in the seeded clusters; of the others only their own tests know.
     Bug(
         "crossing-machine-not-fenced",
         "meshtraind.rounds.generation_change",
@@ -565,7 +566,7 @@ BUGS: tuple[Bug, ...] = (
         "half-a-state-stays",
         "meshtraind.recovery.state_donor",
         "StateDonor._saved",
-        "await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)",
+        "await self._states.discard(number)",
         "pass",
         f"{DAEMON}/test_checkpointing.py -k could_not_be_written",
     ),
@@ -584,6 +585,71 @@ BUGS: tuple[Bug, ...] = (
         "self._feedback.close()",
         "pass",
         f"{DAEMON}/test_session_edges.py -k ten_compressed",
+    ),
+    # The membership's host, and a learner's way into a job, which the seeded clusters run as they ship.
+    Bug(
+        "host-memory-not-made-anew",
+        "meshtraind.session.membership_host",
+        "MembershipHost.begin_loading",
+        "self._maker.new_memory()",
+        "pass",
+        CLUSTER,
+    ),
+    Bug(
+        "host-no-learner-where-taken-in",
+        "meshtraind.session.membership_host",
+        "MembershipHost.entered",
+        "self._keeper.begin_learner()",
+        "pass",
+        CLUSTER,
+    ),
+    Bug(
+        "host-learner-of-a-left-history-goes-on",
+        "meshtraind.session.membership_host",
+        "MembershipHost.left_out",
+        "self._keeper.end_learner()",
+        "pass",
+        CLUSTER,
+    ),
+    Bug(
+        "host-dead-learner-does-not-rest",
+        "meshtraind.session.membership_host",
+        "MembershipHost.learner_died",
+        'self._load_next(self.rounds, kept)\n        self.generations.wish("rest")',
+        "self._load_next(self.rounds, kept)",
+        CLUSTER,
+    ),
+    Bug(
+        "donor-gives-too-old-a-state",
+        "meshtraind.recovery.state_donor",
+        "StateDonor.state",
+        "newest.saved.round < body.after_round",
+        "False",
+        STORM,
+    ),
+    Bug(
+        "donor-takes-back-what-is-loaded",
+        "meshtraind.recovery.state_donor",
+        "Loans.entered",
+        "(computes and not loan.computes)",
+        "not computes",
+        CLUSTER,
+    ),
+    Bug(
+        "joiner-asks-for-any-state",
+        "meshtraind.recovery.join_requests",
+        "JoinRequests.state",
+        "after_round = self._rounds.learner.loads()",
+        "after_round = 0",
+        CLUSTER,
+    ),
+    Bug(
+        "donor-remembers-a-state-of-the-history-before",
+        "meshtraind.recovery.state_donor",
+        "StateDonor.forget",
+        "self._forgotten += 1",
+        "pass",
+        f"{DAEMON}/startup/test_checkpointing.py -k history_is_left",
     ),
     # Rules of rounds, of histories and of samples.
     Bug(

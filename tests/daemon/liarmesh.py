@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshtraind.jobs.routing import JobRouter
-from meshtraind.learner.shared_memory import SharedMemory
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session.member_handler import MemberHandler
 from meshtraind.session.membership_host import JobPlace, MembershipHost
+from meshtraind.session.rounds_factory import RoundsFactory
 from meshtraind.storage.job_record import Job
 from meshwire.frames.header import Header, Kind
 from meshwire.jobs.lifecycle import JobEvent, job_number, new_job_id
@@ -38,6 +38,7 @@ from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import plan_buckets
 from meshwire.rounds.stall import StallWatch
 from meshwire.sync_modes.mode import sync_settings
+from meshwire.timeouts import Timeouts
 
 Values = NDArray[np.float32]
 Frame = tuple[Header, bytes | Wire | None]
@@ -153,9 +154,6 @@ class Peer:
 
     def begin(self) -> None:
         mesh, nothing = self.mesh, lambda *_args: None
-        memory = SharedMemory()
-        memory.make(MemoryLayout.for_bound(PLAN.total_values, mesh.spec.sync.staleness))
-        self.memory = memory
         node = SimpleNamespace(
             links=self.links,
             member=self.member,
@@ -178,13 +176,17 @@ class Peer:
         keeper = SimpleNamespace(
             begin_learner=nothing, end_learner=nothing, learner_comes=True, generation_changed=self._changed,
             fail=self.failed.append, why_none_learns=lambda: "nobody learns", turned_away=self.failed.append,
+            preparation=nothing,
         )  # fmt: skip
-        place = JobPlace(cast(Any, node), self.job, connections, 0.001, self.tasks)
+        maker = RoundsFactory(self.job, connections, 0.001, Timeouts(patience_s=PATIENCE_S).stall_s)
+        maker.memory.make(MemoryLayout.for_bound(PLAN.total_values, mesh.spec.sync.staleness))
+        self.memory = maker.memory
+        place = JobPlace(cast(Any, node), self.job, connections, 0.001, self.tasks, cast(Any, None))
         self.passage = MembershipHost(
-            place, cast(Any, self.learner), cast(Any, agreement), cast(Any, quiet), cast(Any, quiet), memory, keeper
+            place, cast(Any, self.learner), cast(Any, agreement), cast(Any, quiet), cast(Any, quiet), maker, keeper
         )
-        maker = self.passage._maker
-        self.rounds = self.learner.rounds = maker.first(MANIFEST, PLAN, None, memory, mesh.generation)
+        prepared: Any = SimpleNamespace(manifest=MANIFEST, plan=PLAN, samples=None, entry=None)
+        self.rounds = self.learner.rounds = maker.first(self.passage, prepared, mesh.generation)
         self.rounds._stall = StallWatch(STALL_S)
         self.passage.begin_with_all()
         self.passage._founding = None

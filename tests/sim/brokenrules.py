@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from meshtraind.rounds.effects import Stage
+from meshtraind.session.membership_host import MembershipHost
 from meshwire.membership import proposals as proposing
 from meshwire.membership.quorum import electorate_of
 from meshwire.membership.requests import Kind, OwnRequest, Seat
@@ -21,8 +22,8 @@ from meshwire.rounds.open_rounds import OpenRounds
 from meshwire.rounds.own_buckets import OwnBuckets
 from meshwire.samples.pool import SamplePool
 from tests.sim.cluster import Cluster
+from tests.sim.clusterconnection import LinkEnd
 from tests.sim.clusterdaemon import Daemon
-from tests.sim.clusterhost import Host
 
 
 def no_freeze(patch: pytest.MonkeyPatch) -> None:
@@ -44,7 +45,7 @@ def history_brought(patch: pytest.MonkeyPatch) -> None:
     It brings it once, as one of an older generation; if it cannot be caught up any more it loads anew.
     """
     leave, stand = MembershipState.leave, MembershipState.stand
-    left_out = Host.left_out
+    left_out = MembershipHost.left_out
     brought: dict[str, Generation] = {}
 
     def left(self: MembershipState, reason: str, now_s: float, kept: Where | None = None) -> None:
@@ -63,21 +64,20 @@ def history_brought(patch: pytest.MonkeyPatch) -> None:
             return self.standing
         return standing
 
-    def keeps(self: Host, reason: str) -> None:
-        daemon = self._daemon
-        rounds = daemon.rounds
-        if rounds is None or rounds.shipped._performer.stage is not Stage.RUNNING or "went on without" not in reason:
+    def keeps(self: MembershipHost[LinkEnd], reason: str) -> None:
+        rounds = self.rounds
+        if rounds is None or rounds._performer.stage is not Stage.RUNNING or "went on without" not in reason:
             left_out(self, reason)
             return
-        daemon.rounds = None
+        self._learner.rounds = None
         left_out(self, reason)
-        daemon.rounds = rounds
-        rounds.shipped.crossing.fence()
-        rounds.shipped.learner.dead("it was left out")
+        self._learner.rounds = rounds
+        rounds.crossing.fence()
+        rounds.learner.dead("it was left out")
 
     patch.setattr(MembershipState, "leave", left)
     patch.setattr(MembershipState, "stand", stands)
-    patch.setattr(Host, "left_out", keeps)
+    patch.setattr(MembershipHost, "left_out", keeps)
 
 
 def no_chain_check(patch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from random import Random
 from meshtraind.rounds.history import Entry
 from meshwire.jobs.partition_wait import NEVER
 from meshwire.messages.generation import Enter, Where
-from meshwire.messages.job import Generation
+from meshwire.messages.job import Generation, Metrics, RankReport
 from meshwire.messages.learner import SampleSpace
 from meshwire.rounds.chain import START
 from meshwire.rounds.effects import RoundComplete
@@ -23,7 +23,6 @@ from meshwire.sync_modes.mode import SyncSettings
 from meshwire.timeouts import Timeouts
 from tests.sim.clusterdaemon import Daemon, device_of, member_of
 from tests.sim.clusterhistory import Histories
-from tests.sim.clusterjoining import State
 from tests.sim.clusterline import Life, Line, told
 from tests.sim.clustermoments import Moment, Moments
 from tests.sim.clusternetwork import Clock, Network, Node, Wake
@@ -70,15 +69,21 @@ class Setting:
 
 
 class Cluster:
-    """Build, befall it with faults (`clusterfaults`), `run_until`, `recover`, `check_end`.
+    """Build, befall it with faults (`clusterfaults`), `run_until`, `recover`, `check_end`, `end`.
 
     Attributes:
+        invites: whether members ask devices to join that were never in the job.
         failed: why the job has ended, if it has: nobody is left who could go on with it.
         befallen: faults that have happened, by kind.
     """
 
+    invites = False
+
     def __init__(self, seed: int, setting: Setting, *, recording: bool = False, members_max: int | None = None) -> None:
         self.random = Random(seed)
+        self.ended = False
+        self.daemons: list[Daemon] = []
+        self._reports: dict[int, RankReport] = {}
         self.setting = setting
         self.devices = setting.founders + setting.newcomers
         self.members_max = members_max or self.devices
@@ -103,7 +108,6 @@ class Cluster:
         self._entered: dict[int, set[tuple[str, int]]] = {}  # by generation: who has entered it
         self._lives: dict[int, set[tuple[str, int]]] = {}  # by generation: its members
         self._cuts: dict[int, tuple[int, bytes]] = {}
-        self.daemons: list[Daemon] = []
         self._found()
 
     @property
@@ -126,6 +130,7 @@ class Cluster:
                 self.network.found()
                 for founder in self.daemons:
                     founder.found()
+        self.clock.run_until(0.0, EVENTS_MAX)  # now all founders are in round 1
 
     @property
     def generations(self) -> int:
@@ -139,6 +144,7 @@ class Cluster:
 
     def end(self) -> None:
         """Nothing happens any more; it can still be looked at."""
+        self.ended = True
         for daemon in self.daemons:
             daemon.end()
 
@@ -172,8 +178,8 @@ class Cluster:
             self.network.wake(daemon, wake)
 
     def fail(self, reason: str) -> None:
-        """The job ends: by a daemon that knows that nobody can go on."""
-        holding = [daemon.name for daemon in self.daemons if daemon.holds_base]
+        """The job ends: by a daemon that knows that nobody can go on. Who leaves it by a person's word is gone."""
+        holding = [daemon.name for daemon in self.daemons if daemon.holds_base and not daemon.leaving]
         assert not holding, f"J3: the job ends, and {', '.join(holding)} holds the base"
         self.failed = self.failed or reason
 
@@ -266,9 +272,9 @@ class Cluster:
             f"G4: {daemon.name} gives up its base for {told(kept.generation)}, of which nobody has one"
         )
 
-    def went_back(self, daemon: Daemon, entry: Entry) -> None:
-        """J3: every learner is lost, with its base. A daemon goes back to a state that was saved."""
-        assert daemon.rounds is None or daemon.rounds.path.get(entry.complete, entry.chain) == entry.chain
+    def went_back(self, daemon: Daemon, before: WatchedRounds | None, entry: Entry) -> None:
+        """J3: every learner is lost, with its base. A daemon goes back from these rounds to a state that was saved."""
+        assert before is None or before.path.get(entry.complete, entry.chain) == entry.chain
         self.tell(daemon.name, f"goes back to the state after round {entry.complete}")
         self.befallen["gone back"] += 1
 
@@ -286,21 +292,30 @@ class Cluster:
             if other.alive and other.rounds is not None and other.rounds.generation == rounds.generation:
                 assert other.rounds.machine.complete >= round_, f"G5: {other.name} does not hold round {round_}"
 
-    def check_kept(self, donor: Node, joiner: Daemon, state: State) -> None:
-        """J1: who loads a state finds it with its donor until the end, unless it was left out and has not heard yet."""
-        assert isinstance(donor, Daemon)
-        generation = donor.generation
-        if generation is not None and joiner.member in generation.live.values():
-            assert donor.life.loans.has(state), f"{donor.name} has given up a state that is still loaded"
+    def report_of(self, rank: int) -> RankReport:
+        """What a rank tells of itself every second, but for what nobody here looks at."""
+        if rank not in self._reports:
+            self._reports[rank] = RankReport(job=JOB, rank=rank, state="running", metrics=Metrics())
+        return self._reports[rank]
+
+    def of_node(self, node: Node) -> Daemon:
+        """The daemon at the end of a link."""
+        assert isinstance(node, Daemon)
+        return node
 
     def check(self, daemon: Daemon) -> None:
         """After an event at this daemon."""
         if daemon.generation is not None:
-            lent = len(daemon.life.loans)
+            lent = len(daemon.donor._loans)
             assert lent <= len(daemon.generation.ranks), "disk is bounded: states that are lent"
         rounds = daemon.rounds
         if rounds is None:
             return
+        state = daemon.donor.newest
+        if state is not None and not daemon.has_left:
+            assert rounds.path.get(state.round, state.chain) == state.chain, (
+                f"G4: {daemon.name} has a state to give that is of another history"
+            )
         machine, s = rounds.machine, self.sync.staleness
         assert machine.rounds_kept <= 3 * (s + 1), "memory is bounded: rounds"
         assert rounds.unsent <= 4 * (s + 2), "memory is bounded: unsent messages"

@@ -88,6 +88,10 @@ class LinkEnd:
     def chunk_bytes_received(self) -> int:
         return 0  # no daemon of the cluster asks: here a link that stands still is a silent one
 
+    @property
+    def chunk_payload_bytes_sent(self) -> int:
+        return 0  # states travel by a time of their own
+
     def on_writable(self, callback: Callable[[], None]) -> Callable[[], None]:
         return callback  # it always is, so whoever subscribes is never called
 

@@ -1,4 +1,4 @@
-"""One daemon of the cluster: the shell of membership that ships, on its own loop, with its rounds and learners."""
+"""One daemon of the cluster: the shells that ship, on its own loop, put together as a session does it."""
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
@@ -6,27 +6,35 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from meshtraind.recovery.checkpointer import Checkpointer
+from meshtraind.recovery.state_donor import StateDonor
 from meshtraind.rounds.history import Entry
 from meshtraind.runtime.tasks import TaskSet
+from meshtraind.session.invitations import Inviter
+from meshtraind.session.learner_handler import LearnerHandler
+from meshtraind.session.member_handler import MemberHandler
 from meshtraind.session.membership_driver import MembershipDriver
+from meshtraind.session.membership_host import JobPlace, MembershipHost
+from meshtraind.startup.agreement import Agreement
 from meshtraind.storage.job_record import Job
-from meshtraind.transport.requests import ConnectionEnded, RequestFailed
-from meshwire.jobs.lifecycle import JobRecord
+from meshtraind.transport.requests import RequestFailed
+from meshwire.frames.header import Header, Kind
+from meshwire.jobs.lifecycle import JobRecord, JobState
 from meshwire.membership.effects import MembershipPhase
 from meshwire.membership.lineage import rank_of
 from meshwire.membership.machine import Membership
-from meshwire.membership.requests import Kind
 from meshwire.messages.envelope import Envelope
 from meshwire.messages.generation import CatchUp
 from meshwire.messages.job import Generation, GivenUp, Member
+from meshwire.messages.link import Software
 from tests.sim.clusterconnection import LinkEnd
+from tests.sim.clusterdisk import Disk
 from tests.sim.clusterexchange import Chunk, News
-from tests.sim.clusterhost import Host
-from tests.sim.clusterjoining import AskState, LearnerSupervisor
 from tests.sim.clusterlearner import Learner
 from tests.sim.clusternetwork import Event, Link, Node, Wake
-from tests.sim.clusterrounds import WatchedRounds
-from tests.sim.clusterwitness import Losses, Witness
+from tests.sim.clusterprocesses import Figures, LearnerProcesses
+from tests.sim.clusterrounds import SimulatedRounds, WatchedRounds
+from tests.sim.clusterwitness import Left, Losses, Witness
 from tests.sim.virtualloop import virtual_loop
 
 if TYPE_CHECKING:
@@ -34,8 +42,8 @@ if TYPE_CHECKING:
 
 REPORT_S = 1.0
 DIAL_S = 0.05
-
-Answer = object  # RequestFailed: it was refused; None: the link was lost, or nothing came in time
+THREAD_S = 0.003  # for what a thread does, such as looking at a disk
+SOFTWARE = Software(meshtrain="0", python="3", torch=None, system="none")
 
 
 @dataclass
@@ -70,6 +78,10 @@ class KnownJob(Job):
     def remember(self) -> None:
         """It will have lost its disk."""
 
+    def drop_out(self) -> None:
+        super().drop_out()
+        self._daemon.was_left_out()
+
     def take_given_up(self, news: Iterable[GivenUp]) -> None:
         for one in news:
             if not self._daemon.ended:
@@ -85,30 +97,40 @@ class Daemon(Node):
 
     Attributes:
         round_links: to each other member of the generation, by rank; kept up to date by the shell.
+        processes: of its learner.
+        why_left: the reason for which it leaves its history, or has left the last one.
     """
+
+    job: KnownJob | None  # and from then on all that follows
+    agreement: Agreement
+    maker: SimulatedRounds
+    handler: LearnerHandler
+    donor: StateDonor
+    checkpointer: Checkpointer
+    host: MembershipHost[LinkEnd]
+    members: MemberHandler
 
     def __init__(self, world: "Cluster", number: int, incarnation: int, generation: Generation | None) -> None:
         super().__init__(number)
         self.world = world
-        self.loop = virtual_loop(world.clock, self)
-        self.life = LearnerSupervisor(self)
+        self.loop = virtual_loop(world.clock, self, THREAD_S)
         self.member = member_of(number, incarnation)
         self.name = self.member.name
         self.place = Place(self.member.device, self.member, world.setting.patience_s)
         self.tasks = TaskSet(self.name, self._task_failed)
         self.losses = Losses(self)
-        self.rounds: WatchedRounds | None = None
+        self.disk = Disk(self)
+        self.processes = LearnerProcesses(self)
         self.ended = False
         self.leaving = False
         self.has_left = False  # its history; what is given up of that is being saved
         self.left_out = 0
         self.heard: dict[int, Generation] = {}  # that others have told of, by hash
+        self.why_left = ""
         self.woke_s = 0.0
-        self.without_learner = generation is None
         self.round_links: dict[int, LinkEnd] = {}
-        self.host = Host(self)
-        self.job: KnownJob | None = None  # from when it knows of it
-        self._shell: MembershipDriver[LinkEnd] | None = None
+        self._going_back: WatchedRounds | None = None  # whose history is left for a state that was saved
+        self.job = None
         self._begin(generation)
         self.later(world.random.uniform(0.0, REPORT_S), self._report_regularly)
 
@@ -120,9 +142,43 @@ class Daemon(Node):
         job = self.job = KnownJob(self, self._knows() if generation is None else generation.members)
         if generation is not None:
             job.take(generation)
-        rtt_s = self.world.setting.rtt_s
-        self._shell = MembershipDriver(self.place, job, self.round_links, self.host, rtt_s, self.tasks, Witness(self))
-        self._shell.start()
+        rtt_s, disk, tasks, processes = self.world.setting.rtt_s, self.disk, self.tasks, self.processes
+        self.agreement = Agreement(job, self._says_nothing)
+        self.maker = SimulatedRounds(self)
+        self.handler = handler = LearnerHandler(
+            job, self.agreement, Figures(), processes.preparation(), processes, tasks
+        )
+        self.checkpointer = Checkpointer(job, disk.checkpoints, SOFTWARE, handler.states, tasks, self.maker.model)
+        self.donor = StateDonor(job, disk.states, handler, self.checkpointer, tasks)
+        place = JobPlace(self.place, job, self.round_links, rtt_s, tasks, disk.states, Witness(self))
+        self.host = MembershipHost(place, handler, self.agreement, self.donor, self.checkpointer, self.maker, processes)
+        self.members = MemberHandler(job, self.agreement, self.host, processes)
+        if self.world.invites:
+            job.state = JobState.RUNNING
+            tasks.spawn(Inviter(self.place, job, self.world.members_max, self.host, tasks).run(), "invite")
+        if generation is None:
+            tasks.spawn(self.host.come_back(), "come back")
+        else:
+            self.host.begin_with_all()
+
+    def _says_nothing(self, rank: int, message: object) -> None:
+        raise AssertionError(f"{self.name} prepares with nobody: {message}")
+
+    @property
+    def known_job(self) -> KnownJob:
+        """In which it takes part."""
+        assert self.job is not None, "it knows of none"
+        return self.job
+
+    @property
+    def rounds(self) -> WatchedRounds | None:
+        """Of the history that it has."""
+        watched = None if self.job is None else self.maker.watched
+        return watched if watched is not None and self.host.rounds is watched.shipped else None
+
+    @property
+    def _shell(self) -> MembershipDriver[LinkEnd] | None:
+        return None if self.job is None else self.host.generations
 
     def _knows(self) -> tuple[Member, ...]:
         """Who is or was in the job, when this device asks in: as the process of before knew."""
@@ -198,25 +254,24 @@ class Daemon(Node):
     def found(self) -> None:
         """The job begins, with this member and its learner."""
         assert self.generation is not None
-        self.rounds = self.make_rounds(self.generation, Entry(), loading=False)
         for rank, member in self.generation.live.items():
             if member.device in self.place.links:
                 self.round_links[rank] = self.place.links[member.device]
-        self.life.found(self.rounds)
-        self.happen(self.rounds.shipped.learner.begin)
+        self.processes.found()
 
-    def make_rounds(self, generation: Generation, entry: Entry, *, loading: bool) -> WatchedRounds:
-        """In which this member is."""
-        rank = rank_of(generation, self.member.device)
-        assert rank is not None
-        return WatchedRounds(self, rank, generation, entry, loading=loading)
+    def learner_ended(self) -> None:
+        """By its daemon's word: its history is left, and these rounds are closed, or are about to be."""
+        self._going_back = self.rounds
 
-    def drop_rounds(self) -> None:
-        """They are of no history that is kept."""
-        if self.rounds is not None:
-            self.rounds.close()
-        self.rounds = None
+    def loads(self, entry: Entry) -> None:
+        """It takes part from the cut on; perhaps all go back."""
+        before, self._going_back = self._going_back, None
         self.has_left = False
+        if entry.anew:
+            if before is not None:
+                history = before.history
+                self.losses.leave(Left(history.chain, history.complete, entry.complete, 0, apart=False))
+            self.world.went_back(self, before, entry)
 
     # Links
 
@@ -231,6 +286,9 @@ class Daemon(Node):
 
     def unlinked(self, peer: Node, link: Link, reason: str) -> None:
         assert isinstance(peer, Daemon)
+        self.loop.run(partial(self._unlinked, peer, link, reason))
+
+    def _unlinked(self, peer: "Daemon", link: Link, reason: str) -> None:
         device = peer.member.device
         end = self.place.links.get(device)
         if end is not None and end.link is link:
@@ -260,14 +318,26 @@ class Daemon(Node):
             shell.notice(peer.member.device, body)  # type: ignore[arg-type]
         elif self.rounds is not None and self.generation is not None:
             report = isinstance(body, News) and body.message is None
-            early = shell.promised(body.generation) and body.generation != self.rounds.generation
+            early = body.generation != self.rounds.generation and shell.promised(body.generation)
             assert report or not early, "nobody sends in a generation before all have entered it"
             rank = rank_of(self.generation, peer.member.device)
             if rank is not None:
-                self.rounds.received(rank, body)
-        if self.rounds is not None:
-            self.life.base_changed(self.rounds)
+                self._hear_member(rank, body)
         self.world.check(self)
+
+    def _hear_member(self, rank: int, body: News | Chunk) -> None:
+        """As `meshtraind.jobs.routing` hands it on."""
+        rule = f"{self.name}: honest daemons break no rule: rank {rank}"
+        if isinstance(body, News):
+            header = Header(kind=Kind.CONTROL, payload_bytes=0, generation=body.generation, complete=body.complete)
+            wrong = self.members.notice(rank, header, body.message or self.world.report_of(rank))
+            assert wrong is None, f"{rule}: {wrong}"
+            return
+        place = self.members.chunk_announced(rank, body.header)
+        assert not isinstance(place, str), f"{rule} sent a {place}"
+        if place is not None:
+            place[:] = body.payload
+            self.members.chunk_received(rank, body.header)
 
     def _report_regularly(self) -> None:
         if self._shell is not None:
@@ -279,35 +349,20 @@ class Daemon(Node):
     def report(self) -> None:
         """G5: every member is told how far this one is."""
         if self.rounds is not None and self.generation is not None:
+            self.rounds.shipped.peer_measured(self.world.report_of(self.rank))
             news = News(self.generation.hash64(), self.rounds.shipped.complete, None)
             for end in self.round_links.values():
                 end.send(news)
 
-    # What is asked of others, and what they ask
-
-    def ask(self, end: LinkEnd, what: object, timeout_s: float, took: Callable[[Answer], None]) -> None:
-        """`took` gets the answer, once."""
-        self.tasks.spawn(self._ask(end, what, timeout_s, took), f"ask {type(what).__name__}")
-
-    async def _ask(self, end: LinkEnd, what: object, timeout_s: float, took: Callable[[Answer], None]) -> None:
-        answer: Answer = None
-        try:
-            answer = await end.request(what, timeout_s=timeout_s, name=type(what).__name__)
-        except RequestFailed as error:
-            answer = error
-        except (ConnectionEnded, TimeoutError):
-            pass  # it will be asked again, or another
-        took(answer)
+    # What others ask
 
     async def asked(self, device: str, body: object) -> object:
         """What another device wants to know. Raises RequestFailed."""
         if self._shell is None or self.rounds is None:
             raise RequestFailed(f"{self.name} has no history")
-        if isinstance(body, AskState):
-            return await self.life.give_state(body)
         generation = self.rounds.generation
         try:
-            return await self.host.source.answer(body)  # type: ignore[arg-type]
+            return await self.host.asked(device, body)  # type: ignore[arg-type]
         except RequestFailed as error:
             if isinstance(body, CatchUp) and body.generation == generation and "not kept here" in str(error):
                 raise AssertionError(f"G5: a member of {self.name}'s generation lacks a round: {error}") from error
@@ -315,34 +370,24 @@ class Daemon(Node):
 
     # Its place in the job
 
-    def wish(self, kind: Kind) -> None:
-        """Of the learner, or of whoever lets this device go."""
-        self.driver.wish(kind)
-
-    def look_again(self) -> None:
-        """Its learner's base may be lost."""
-        self.driver.look_again()
-
     def wish_leave(self) -> None:
         """`meshtrain leave`, where somebody else can go on."""
-        generation = self.generation
-        if self.rounds is not None and generation is not None and set(generation.learning) - {self.rank}:
+        if self.rounds is not None and self.host.may_leave and not self.leaving:
             self.leaving = True
-            self.wish("leave")
-            self.later(3.0, self._leave)
+            self.tasks.spawn(self._leave(), "leave")
+
+    async def _leave(self) -> None:
+        await self.host.leave()
+        self.later(0.0, partial(self.world.kill, self, "has left"))
 
     def was_left_out(self) -> None:
-        """The others know."""
-        if self.leaving:
-            self.later(0.0, self._leave)
+        """The others go on without it."""
+        self.world.tell(self.name, f"is left out: {self.why_left}")
+        self.left_out += 1
 
     def turned_away(self, reason: str) -> None:
         """There is no room for it any more."""
         raise AssertionError(f"{self.name} was in the job: {reason}")
-
-    def _leave(self) -> None:
-        if self.leaving:
-            self.world.kill(self, "has left")
 
     @property
     def based(self) -> Collection[bytes]:
@@ -355,11 +400,13 @@ class Daemon(Node):
     def holds_base(self) -> bool:
         """A learner's process, or the memory that it has left, holds the model of this history, which it has not
         left."""
-        return self.alive and self.rounds is not None and not self.has_left and self.life.holding().base
+        return self.alive and self.rounds is not None and not self.has_left and self.host.holding().base
 
     @property
     def computes(self) -> bool:
         """It runs in a generation in which its learner computes."""
+        if not self.is_in:
+            return False
         generation = self.machine.generation
         running = (
             self.machine.phase is MembershipPhase.RUNNING
@@ -371,7 +418,7 @@ class Daemon(Node):
     @property
     def learner(self) -> Learner | None:
         """Its process, once that has called."""
-        return self.life.learner
+        return None if self.job is None else self.processes.learner
 
 
 def device_of(number: int) -> str:

@@ -154,12 +154,12 @@ def befall(cluster: Cluster, fault: Fault) -> None:
     elif fault.kind in WAKES:
         cluster.sleep(fault.one, fault.for_s, WAKES[fault.kind])
     elif fault.kind == "kill learner":
-        one.do(one.life.kill)
+        one.do(one.processes.kill)
     elif fault.kind == "learner gone":
-        one.do(one.life.give_up)
+        one.do(one.processes.give_up)
     elif fault.kind == "kill all learners":
         for daemon in cluster.daemons:
-            daemon.do(daemon.life.kill)
+            daemon.do(daemon.processes.kill)
     elif fault.kind in ("pause", "hang", "poison"):
         if learner is not None:
             cluster.tell(one.name, f"'s learner: {fault.kind} for {fault.for_s:g} s")

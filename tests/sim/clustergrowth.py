@@ -16,7 +16,7 @@ OURS = ("meshwire.", "meshtraind.")
 def kept(daemon: Daemon) -> Counter[str]:
     """Items by "Class.attribute", of all that one daemon keeps of a job. A deque that has a limit is bounded."""
     rounds = daemon.rounds
-    roots: list[object] = [daemon.driver, daemon.life.loans]
+    roots: list[object] = [daemon.host, daemon.donor, daemon.checkpointer, daemon.handler]
     if rounds is not None:
         roots.append(rounds.shipped)
     found: Counter[str] = Counter()

@@ -1,35 +1,18 @@
 """Late invitations in the virtual cluster (J1): devices that were never in the job, and the members that ask them.
 
-The machine that decides whom to ask is the real one (`meshwire.membership.invitations`). What a device answers is
+Whom to ask, and when, is decided and done by what ships (`meshtraind.session.invitations`). What a device answers is
 `meshtraind.jobs.admission`, without files: they take a while.
 """
 
 import asyncio
-from dataclasses import dataclass
-from functools import partial
 
 from meshtraind.transport.requests import RequestFailed
-from meshwire.membership.invitations import Invitations
-from meshwire.messages.generation import Enter
-from meshwire.messages.job import Generation, Member
+from meshwire.messages.generation import Enter, Invite
+from meshwire.messages.job import Generation, Member, OfferReply
 from tests.sim.cluster import Cluster, Setting
-from tests.sim.clusterdaemon import Answer, Daemon
+from tests.sim.clusterdaemon import Daemon
 
-LOOK_S = 0.5
 FILES_S = 1.5
-INVITATION_TIMEOUT_S = 7 * 86400.0
-
-
-@dataclass(frozen=True, slots=True)
-class Invite:
-    """`meshwire.messages.generation.Invite`; the answer is `WillJoin`, or why it does not."""
-
-    generation: Generation
-
-
-@dataclass(frozen=True, slots=True)
-class WillJoin:
-    """It has the files."""
 
 
 class Stranger(Daemon):
@@ -47,7 +30,7 @@ class Stranger(Daemon):
 
     @property
     def joins(self) -> bool:
-        return self._shell is not None
+        return self.job is not None
 
     async def asked(self, device: str, body: object) -> object:
         """Raises RequestFailed."""
@@ -60,7 +43,7 @@ class Stranger(Daemon):
             if self._fetching is None:
                 self._fetching = self.tasks.spawn(self._join(body.generation), "join")
             await asyncio.wait({self._fetching})
-        return WillJoin()
+        return OfferReply(refusal=None)
 
     async def _join(self, generation: Generation) -> None:
         self.world.tell(self.name, "is asked to join, and fetches the job's files")
@@ -77,8 +60,8 @@ class Stranger(Daemon):
     def turned_away(self, reason: str) -> None:
         """The job ends here alone, and may ask again."""
         self.world.tell(self.name, f"is turned away: {reason}")
-        self.driver.close()
-        self._shell = None
+        self.host.close()
+        self.job = None
 
 
 class InvitingCluster(Cluster):
@@ -89,16 +72,16 @@ class InvitingCluster(Cluster):
         members_max: MAX.
     """
 
+    invites = True
+
     def __init__(
         self, seed: int, setting: Setting, *, strangers: int, members_max: int, recording: bool = False
     ) -> None:
         super().__init__(seed, setting, recording=recording, members_max=members_max)
-        self._guests: dict[Daemon, Invitations] = {}
         for number in range(setting.founders, setting.founders + strangers):
             stranger = Stranger(self, number, next(self._incarnations))
             self.daemons.append(stranger)
             self.network.add(stranger)
-        self.clock.at(LOOK_S, self._look)
 
     def restart(self, number: int) -> None:
         """Who was a member returns by itself, which a daemon knows of its file; others are asked again."""
@@ -109,27 +92,6 @@ class InvitingCluster(Cluster):
             self.network.add(stranger)
             return
         super().restart(number)
-
-    def _look(self) -> None:
-        for daemon in self.daemons:
-            generation, rounds = daemon.generation, daemon.rounds
-            if generation is not None and rounds is not None and rounds.machine.complete > 0:
-                daemon.do(partial(self._invite, daemon, generation))
-        self.clock.at(LOOK_S, self._look)
-
-    def _invite(self, daemon: Daemon, generation: Generation) -> None:
-        guests = self._guests.setdefault(daemon, Invitations(self.members_max, self.timeouts))
-        links = {device: end.hello.incarnation for device, end in daemon.place.links.items()}
-        for device in guests.due(generation, links, self.now_s):
-            took = partial(self._answered, guests, device)
-            daemon.ask(daemon.place.links[device], Invite(generation), INVITATION_TIMEOUT_S, took)
-
-    def _answered(self, guests: Invitations, device: str, answer: Answer) -> None:
-        if answer is None:
-            guests.unanswered(device)
-        else:
-            why_not = str(answer) if isinstance(answer, RequestFailed) else None
-            guests.answered(device, why_not, self.now_s)
 
     def entered(self, daemon: Daemon, generation: Generation, enter: Enter) -> None:
         """A generation, at one of its members."""

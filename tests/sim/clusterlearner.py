@@ -3,30 +3,36 @@
 It talks to its daemon in the words of the real one, and leaves what it has computed in the memory between them.
 """
 
-import asyncio
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from meshtraind.transport.requests import RequestFailed
 from meshwire.message_base import Wire
 from meshwire.messages.learner import (
     EpochOver,
     Grant,
+    LearnerApplied,
+    LearnerBack,
     LearnerBucket,
+    LearnerIdle,
+    LearnerSaved,
     LearnerSealed,
     LearnerStepped,
     RoundDone,
+    Save,
     Start,
     StepLost,
 )
 from meshwire.messages.rounds import Poison
 from meshwire.samples.pool import Batch
 from meshwire.sync_modes.mode import SyncSettings
+from tests.sim.clusterdisk import State
 from tests.sim.clusterexchange import BUCKETS
 
 if TYPE_CHECKING:
+    from tests.sim.clusterdaemon import Daemon
     from tests.sim.clusterrounds import WatchedRounds
 
 
@@ -92,18 +98,20 @@ class Learner:
 
     Args:
         name: of this process, unlike any other's.
-        later: runs an event on this device after a time.
-        step_s: how long its next step takes.
+
+    Attributes:
+        memory: that it was given when it was started.
     """
 
-    def __init__(
-        self, name: str, sync: SyncSettings, later: Callable[[float, Callable[[], None]], None], step_s: float
-    ) -> None:
+    def __init__(self, name: str, daemon: "Daemon") -> None:
+        sync = daemon.world.sync
         self.name = name
-        self._later = later
-        self._step_s = step_s
+        self._daemon = daemon
+        self._histories = daemon.world.histories
+        self._step_s = daemon.world.step_s[daemon.number]
+        self.memory = daemon.maker.memory
         self._inbox: deque[tuple[RoundDone, bytes]] = deque()
-        self._saves: list[tuple[int, asyncio.Future[tuple[int, bytes]]]] = []
+        self._saves: list[Save] = []
         self._stepping = False
         self._waiting = False
         self._idle = False
@@ -121,21 +129,17 @@ class Learner:
         self.hang_s = 0.0  # in its next step
         self.poison = False  # its next step
 
-    def begin(self, rounds: "WatchedRounds", applied: int, base: bytes) -> None:
-        """It holds the base after `applied`."""
-        self.rounds, self.applied, self.base = rounds, applied, base
+    def hold(self, state: State) -> None:
+        """It has this base, in the history of now."""
+        self.rounds, self.applied, self.base = self._daemon.maker.watched, state.round, state.base
+        self._keep()
 
-    @property
-    def changes_base(self) -> bool:
-        """A round is on its way into its base: if it is killed now, nobody can use what is there."""
-        return self._applying
+    def _keep(self) -> None:
+        """The process after it finds what it has, unless it dies while a round is on its way into its base."""
+        self.memory.kept.state, self.memory.kept.dirty = State(self.applied, self.base), False
 
     def die(self) -> None:
         self.alive = False
-        saves, self._saves = self._saves, []
-        for _, saved in saves:
-            if not saved.done():
-                saved.set_exception(RequestFailed("its learner has ended"))
 
     def take(self, body: Wire, chain: bytes) -> None:
         """What its daemon says. `chain`: of the round, if it is one."""
@@ -158,41 +162,39 @@ class Learner:
                 self._apply()
             case Start(step=step):
                 self._start(step)
+            case Save():
+                self._saves.append(body)
+                self._give_state()
             case _:
                 raise AssertionError(f"a learner is not told {type(body).__name__}")
 
-    async def saved(self, after_round: int) -> tuple[int, bytes]:
-        """J1: its base, at a step boundary, and the round after which that was read. Raises RequestFailed: it died."""
-        saved: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
-        self._saves.append((after_round, saved))
-        self._give_state()
-        return await saved
+    def _say(self, body: Wire) -> None:
+        self._daemon.processes.say(self, body)
 
     def _give_state(self) -> None:
+        """J1: its base, at a step boundary, and the round after which that was read."""
         if not self._stepping and not self._applying and not self._awaits_round:
-            due = [saved for after_round, saved in self._saves if after_round <= self.applied]
-            self._saves = [(after_round, saved) for after_round, saved in self._saves if after_round > self.applied]
-            for saved in due:
-                if not saved.done():
-                    saved.set_result((self.applied, self.base))
+            due = [save for save in self._saves if save.after_round <= self.applied]
+            self._saves = [save for save in self._saves if save.after_round > self.applied]
+            for save in due:
+                self._daemon.disk.written[Path(save.folder)] = State(self.applied, self.base)
+                self._say(LearnerSaved(number=save.number, round=self.applied, units=1))
 
     # Rounds
 
     def _apply(self) -> None:
         if self._inbox and not self._stepping and not self._applying:
-            self._applying = True
+            self._applying = self.memory.kept.dirty = True
             self._after(0.002, self._applied)
 
     def _applied(self) -> None:
-        assert self.rounds is not None
         done, chain = self._inbox.popleft()
         assert done.round == self.applied + 1, "R1: rounds are applied in order"
-        assert self.rounds.world.histories.before(chain) == self.base, (
-            "a round is applied to the base that it continues"
-        )
+        assert self._histories.before(chain) == self.base, "a round is applied to the base that it continues"
         self.applied, self.base = done.round, chain
         self._applying = False
-        self.rounds.shipped.learner.applied(done.round)
+        self._keep()
+        self._say(LearnerApplied(round=done.round))
         if self._awaits_round and done.step == self._step:
             self._end_step(done.start)
         self._give_state()
@@ -209,11 +211,10 @@ class Learner:
         self._begin()
 
     def _begin(self) -> None:
-        assert self.rounds is not None
         if self.pause_s:
             pause_s, self.pause_s = self.pause_s, 0.0
             self._stepping = False
-            self.rounds.shipped.learner.idle("paused")
+            self._say(LearnerIdle(reason="paused", finished=False))
             self._after(pause_s, self._back)
             self._apply()
             self._give_state()
@@ -223,15 +224,14 @@ class Learner:
                 self._waiting = True
             case "idle":
                 self._idle, self._stepping = True, False
-                self.rounds.shipped.learner.idle(f"the end of epoch {self.deal.epoch}")
+                self._say(LearnerIdle(reason=f"the end of epoch {self.deal.epoch}", finished=False))
                 self._apply()
                 self._give_state()
             case "drawn":
                 self._compute()
 
     def _back(self) -> None:
-        assert self.rounds is not None
-        self.rounds.shipped.learner.back()
+        self._say(LearnerBack())
 
     def _more_samples(self) -> None:
         if self._waiting:
@@ -251,13 +251,12 @@ class Learner:
         self._after(forward_s + self._step_s * 0.5, self._seal)
 
     def _bucket(self, bucket: int, poisoned: bool) -> None:
-        assert self.rounds is not None
         poison = Poison(bucket=bucket, parameter="w", reason="not finite") if poisoned else None
         batches = self.deal.bind(self._step) if bucket == 0 else ()
         blocks = tuple(block for batch in batches for block in batch)
         name = f"{self.name}.{self._step}"
         if bucket == 0:
-            self.rounds.slots.put(self._step, name)
+            self.memory.slots.put(self._step, name)
         samples = sum(block.end - block.first for block in blocks)
         ready = LearnerBucket(
             step=self._step,
@@ -268,12 +267,11 @@ class Learner:
             claim=self.deal.claim,
             poison=poison,
         )
-        self.rounds.shipped.learner.bucket(ready)
+        self._say(ready)
 
     def _seal(self) -> None:
-        assert self.rounds is not None
         self._stepping, self._awaits_round = False, self._lockstep
-        self.rounds.shipped.learner.sealed(LearnerSealed(step=self._step, used=bytes([1]), integers=(self._step,)))
+        self._say(LearnerSealed(step=self._step, used=bytes([1]), integers=(self._step,)))
         if self._lockstep:
             self._end_lost_step()
             self._apply()
@@ -287,16 +285,15 @@ class Learner:
 
     def _end_step(self, start: int) -> None:
         """`start`: the next step, where its round has said that it may begin; 0: its daemon will say so."""
-        assert self.rounds is not None
         self._awaits_round = False
-        self.rounds.shipped.learner.stepped(LearnerStepped(step=self._step, samples=0, step_s=0.0, exposed_s=0.0))
+        self._say(LearnerStepped(step=self._step, samples=0, step_s=0.0, exposed_s=0.0))
         self._apply()
         self._give_state()
         if start:
             self._start(start)
 
     def _after(self, delay_s: float, event: Callable[[], None]) -> None:
-        self._later(delay_s, partial(self._alive, event))
+        self._daemon.later(delay_s, partial(self._alive, event))
 
     def _alive(self, event: Callable[[], None]) -> None:
         if self.alive:

@@ -6,17 +6,19 @@ and the rest by whoever owns the rounds.
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from meshtraind.executor.host import BindsOfRounds, RoundHost
-from meshtraind.rounds.driver import JobModel, Rounds, RoundsPorts, RoundsStart
+from meshtraind.rounds.catchup import Beginning
+from meshtraind.rounds.driver import JobModel, Rounds, RoundsOwner, RoundsPorts, RoundsStart
 from meshtraind.rounds.history import Entry
+from meshtraind.startup.requests import Preparation
 from meshwire.codecs.registry import parse_codec
+from meshwire.membership.lineage import rank_of
 from meshwire.message_base import Wire
 from meshwire.messages.generation import DealState
 from meshwire.messages.job import BlobRef, Generation, JobSpec
-from meshwire.messages.learner import RoundDone
+from meshwire.messages.startup import Model
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import plan_buckets
 from meshwire.rounds.effects import Committed, Effect, LearnerCutOff, RoundComplete, StepDropped
@@ -24,7 +26,8 @@ from meshwire.rounds.inputs import GenerationEntered, Input, RoundServed
 from meshwire.rounds.learner import Phase
 from meshwire.rounds.machine import RoundMachine
 from meshwire.sync_modes.mode import SyncSettings
-from tests.sim.clusterexchange import Chunk, Exchange, News, Slots, round_bytes
+from tests.sim.clusterdisk import Memory
+from tests.sim.clusterexchange import Exchange, round_bytes
 
 if TYPE_CHECKING:
     from tests.sim.clusterdaemon import Daemon
@@ -40,6 +43,7 @@ MANIFEST = ModelManifest(
     optimizer="SGD",
 )
 CODEC = "fp32"
+CHECKPOINT_EVERY = "4r"
 PLAN = plan_buckets(MANIFEST, BUCKET_BYTES, parse_codec(CODEC))
 
 
@@ -62,6 +66,7 @@ def job_spec(job: str, submitter: str, sync: SyncSettings) -> JobSpec:
         bucket_bytes=BUCKET_BYTES,
         hash_every=0,
         trace=False,
+        checkpoint_every=CHECKPOINT_EVERY,
     )
 
 
@@ -76,14 +81,22 @@ class WatchedRounds:
         generation: by hash, of which its rounds must be.
     """
 
-    def __init__(self, daemon: "Daemon", rank: int, generation: Generation, entry: Entry, *, loading: bool) -> None:
+    def __init__(
+        self,
+        daemon: "Daemon",
+        owner: RoundsOwner,
+        rank: int,
+        generation: Generation,
+        entry: Entry,
+        *,
+        loading: bool,
+    ) -> None:
         self.daemon, self.world = daemon, daemon.world
+        self._owner = owner
         self.who, self.device = daemon.name, daemon.number
         self.first = entry.complete  # its history begins after this round
         self.path = {entry.complete: entry.chain}
         self.generation = generation.hash64()
-        self.closed = False
-        self.slots = Slots(self.world.sync.staleness)
         self.machine: RoundMachine
         self.exchange: Exchange
         self._done: dict[int, RoundComplete] = {}  # complete, and still to be counted
@@ -92,8 +105,8 @@ class WatchedRounds:
         self._overdue = False  # the step that is dropped may have been nulled without limit (R5)
         model = JobModel(self.world.spec, MANIFEST, PLAN, self.world.space)
         start = RoundsStart(rank, generation, entry, loading)
-        ports = RoundsPorts(daemon.round_links, self.slots, self)
-        self.shipped = daemon.loop.run(partial(Rounds, model, start, ports, self, self, rtt_s=RTT_S, stall_s=STALL_S))
+        ports = RoundsPorts(daemon.round_links, daemon.maker.memory, self)
+        self.shipped = Rounds(model, start, ports, self, self, rtt_s=RTT_S, stall_s=STALL_S)
         self.history, self.job_rounds = self.shipped._parts.history, self.shipped._parts.job_rounds
         assert self.machine.settings.unapplied_max == self.world.unapplied_max
 
@@ -113,10 +126,10 @@ class WatchedRounds:
         )
         return self.exchange
 
-    def close(self) -> None:
+    @property
+    def closed(self) -> bool:
         """They are of no history that is kept."""
-        self.closed = True
-        self.shipped.close()
+        return self.shipped.closed
 
     # What is known of them
 
@@ -131,30 +144,11 @@ class WatchedRounds:
         assert deal is not None
         return deal
 
-    # Other members
-
-    def received(self, rank: int, body: News | Chunk) -> None:
-        """As `meshtraind.session.member_handler` hands it on."""
-        shipped = self.shipped
-        if not shipped.takes(body.generation):
-            return
-        if isinstance(body, News):
-            if body.message is not None:
-                shipped.message(rank, body.message)
-            shipped.peer_complete(rank, body.complete)
-            return
-        place = shipped.chunk_announced(rank, body.header)
-        assert not isinstance(place, str), f"{self.who}: honest daemons break no rule: rank {rank} sent a {place}"
-        if place is not None:
-            place[:] = body.payload
-            shipped.chunk_received(rank, body.header)
-
     # What their owner hears
 
     def notify(self, body: Wire, /) -> None:
         """Tells the learner."""
-        chain_ = self.path[body.round] if isinstance(body, RoundDone) else b""
-        self.daemon.life.notify(body, chain_)
+        self._owner.notify(body)
 
     def fail(self, reason: str, /) -> None:
         raise AssertionError(f"{self.who}: R1: {reason}")
@@ -168,7 +162,7 @@ class WatchedRounds:
         assert rounds.chain_after(round_) == self.path[round_], f"G4: round {round_} stands in the history as it is"
         self.world.histories.dealt(self.history.chain, self.generation, self.held())
         self.world.completed(self, done)
-        self.daemon.life.round_complete(self, round_)
+        self._owner.round_complete(rounds, round_)
 
     def _resumed(self) -> None:
         """The ledger follows the generation, and nothing was sent in it yet."""
@@ -219,3 +213,43 @@ class WatchedRounds:
             before = self.path[done.round - 1]
             names = self.exchange.names(done.round)
             self.path[done.round] = self.world.histories.completed(before, self.generation, done, names)
+
+
+class SimulatedRounds:
+    """Makes the rounds of one daemon, one history after the other: a `RoundsMaker` of the host that ships.
+
+    Attributes:
+        watched: the newest ones.
+        memory: of these, or of those that are made next.
+    """
+
+    manifest = MANIFEST
+
+    def __init__(self, daemon: "Daemon") -> None:
+        self._daemon = daemon
+        self.watched: WatchedRounds | None = None
+        self.memory = Memory(daemon.world.sync.staleness)
+
+    def new_memory(self) -> None:
+        self.memory = Memory(self._daemon.world.sync.staleness)
+
+    def first(self, owner: RoundsOwner, prepared: Preparation, generation: Generation) -> Rounds:
+        return self._make(owner, generation, Entry(), loading=False)
+
+    def loading(self, owner: RoundsOwner, generation: Generation, beginning: Beginning) -> Rounds:
+        assert beginning.model.plan == PLAN.digest()
+        self._daemon.loads(beginning.entry)
+        return self._make(owner, generation, beginning.entry, loading=True)
+
+    def _make(self, owner: RoundsOwner, generation: Generation, entry: Entry, *, loading: bool) -> Rounds:
+        rank = rank_of(generation, self._daemon.member.device)
+        assert rank is not None
+        self.watched = WatchedRounds(self._daemon, owner, rank, generation, entry, loading=loading)
+        return self.watched.shipped
+
+    def model(self) -> Model:
+        """The same for all."""
+        return Model(job=self._daemon.world.spec.job, rank=0, manifest=MANIFEST, plan=PLAN.digest())
+
+    def close(self) -> None:
+        """Nothing is written down."""

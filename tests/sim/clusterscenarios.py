@@ -112,6 +112,7 @@ def transcript(name: str) -> str:
     scenario(cluster)
     cluster.run_until(until_s)
     cluster.check_end()
+    cluster.end()
     assert cluster.transcript is not None
     began = next(number for number, line in enumerate(cluster.transcript) if "linked" not in line)
     return "\n".join([name.replace("-", " "), "", *cluster.transcript[began:], ""])

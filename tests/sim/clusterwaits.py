@@ -64,6 +64,7 @@ def costs(laptops: int, case: Befall, wait_s: float | None) -> tuple[int, int, i
     cluster.check_end()
     rounds = cluster.daemons[0].rounds
     assert rounds is not None
+    cluster.end()
     kept = len(cluster.histories.path(rounds.history.chain))
     return kept, cluster.histories.count - kept, idle
 

@@ -72,7 +72,8 @@ class Witness:
                 world.entered(daemon, generation, enter)
             case Resume(generation):
                 world.resumed(daemon, generation)
-            case HistoryLeft(_, kept):
+            case HistoryLeft(reason, kept):
+                daemon.why_left = reason
                 if kept is not None and daemon.holds_base:
                     world.leaves_base(daemon, kept)
                 if kept is not None and daemon.rounds is not None:

@@ -86,7 +86,7 @@ def run_with_another_history() -> Cluster:
     rounds = cluster.daemons[2].rounds
     assert rounds is not None
     rounds.history._chains[-1] = bytes([1]) * 16
-    cluster.daemons[1].life.kill()
+    cluster.daemons[1].processes.kill()
     cluster.recover()
     cluster.check_end()
     return cluster
@@ -95,7 +95,7 @@ def run_with_another_history() -> Cluster:
 def test_with_another_chain_a_member_loads_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """G4: only who holds another history loads anew; by the count of rounds alone it would go on with it."""
     cluster = run_with_another_history()
-    assert [daemon.life.starts for daemon in cluster.daemons] == [1, 2, 2, 1]
+    assert [daemon.processes.starts for daemon in cluster.daemons] == [1, 2, 2, 1]
     brokenrules.no_chain_check(monkeypatch)
     with pytest.raises(AssertionError):
         run_with_another_history()

@@ -29,7 +29,7 @@ def test_a_lone_laptop_resets_no_healthy_majority() -> None:
     have made, and only it loads."""
     cluster = cut_off(5, (4,), 180.0, step_s=(0.5, 0.5, 0.5, 8.0, 0.1), sync=sync_settings("bsp"), total=400)
     assert [daemon.left_out for daemon in cluster.daemons] == [0, 0, 0, 0, 1]
-    assert [daemon.life.starts for daemon in cluster.daemons] == [1, 1, 1, 1, 2]
+    assert [daemon.processes.starts for daemon in cluster.daemons] == [1, 1, 1, 1, 2]
     ((rounds, for_so_many),) = cluster.told_lost
     assert rounds > 1000
     assert for_so_many == 4
@@ -39,7 +39,7 @@ def test_of_two_laptops_one_goes_on_and_one_waits() -> None:
     """G4: an outage of 8 s: not both train on, so nothing is given up; rank 1 loads the model again."""
     cluster = cut_off(2, (1,), 8.0)
     assert [daemon.left_out for daemon in cluster.daemons] == [0, 1]
-    assert [daemon.life.starts for daemon in cluster.daemons] == [1, 2]
+    assert [daemon.processes.starts for daemon in cluster.daemons] == [1, 2]
     assert [rounds for rounds, _ in cluster.told_lost] in ([], [0])
 
 

@@ -36,7 +36,7 @@ def check_undisturbed(cluster: Cluster, lost: Collection[int] = ()) -> None:
     """None of the others was left out, or has started a learner again (G4)."""
     for daemon in cluster.daemons:
         if daemon.number not in lost:
-            assert (daemon.left_out, daemon.life.starts) == (0, 1), f"{daemon.name}:\n{cluster.story()}"
+            assert (daemon.left_out, daemon.processes.starts) == (0, 1), f"{daemon.name}:\n{cluster.story()}"
 
 
 @pytest.mark.parametrize("founders", [2, 3, 4, 6])

@@ -24,18 +24,21 @@ _UNFINISHED = (inspect.CORO_CREATED, inspect.CORO_SUSPENDED)
 class VirtualLoop(asyncio.AbstractEventLoop):
     """What asyncio's tasks, futures and timers need of a loop, on the time of a `Clock`.
 
-    Threads do not exist here: what a shell gives to one is done at once.
+    Threads do not exist here: what a shell gives to one is done at once, and told after a time.
 
     Args:
         node: the process whose loop this is.
+        thread_s: that time.
 
     Attributes:
         faults: exceptions that nobody has taken, as asyncio tells them; whoever runs the cluster looks at them.
     """
 
-    def __init__(self, clock: Clock, node: Node) -> None:
+    def __init__(self, clock: Clock, node: Node, thread_s: float) -> None:
         self._clock = clock
         self._node = node
+        self._thread_s = thread_s
+        self._ends = False
         self.faults: list[Fault] = []
 
     def run(self, event: Callable[[], T]) -> T:
@@ -52,6 +55,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
         Call it when nothing that these do is seen any more; here, and not whenever they are collected.
         """
+        self._ends = True
         for task in asyncio.all_tasks(self):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             coroutine = task.get_coro()
@@ -103,9 +107,13 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def run_in_executor(self, executor: object, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
         future: asyncio.Future[T] = self.create_future()
         try:
-            future.set_result(func(*args))
+            tell = partial(future.set_result, func(*args))
         except Exception as error:  # it is raised where the future is awaited
-            future.set_exception(error)
+            tell = partial(future.set_exception, error)
+        if self._ends:
+            tell()
+        else:
+            self.call_later(self._thread_s, lambda: None if future.done() else tell())
         return future
 
     def call_exception_handler(self, context: Fault) -> None:
@@ -123,6 +131,6 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return False
 
 
-def virtual_loop(clock: Clock, node: Node) -> VirtualLoop:
+def virtual_loop(clock: Clock, node: Node, thread_s: float = 0.0) -> VirtualLoop:
     """A new loop. What no shell here asks of asyncio (sockets, signals, processes) raises NotImplementedError."""
-    return VirtualLoop(clock, node)  # type: ignore[abstract]
+    return VirtualLoop(clock, node, thread_s)  # type: ignore[abstract]

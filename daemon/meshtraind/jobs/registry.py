@@ -141,7 +141,7 @@ class JobRegistry:
         self._tell_members()
         if not session.job.ended:
             return  # this daemon stops, and will return to it
-        for device in session.passage.guests:
+        for device in session.guests:
             self.tell_end(device, session.job)
         await asyncio.to_thread(forget, folder)
         succeeded = session.job.state is JobState.SUCCEEDED

@@ -5,15 +5,16 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from meshtraind.recovery.state_requests import StateRequests
 from meshtraind.rounds.history import Entry
 from meshtraind.runtime.tasks import TaskSet
-from meshtraind.runtime.threads import in_thread
-from meshtraind.storage.checkpoint_store import Checkpoint, CheckpointError, CheckpointStore
+from meshtraind.runtime.threads import Check, in_thread
+from meshtraind.storage.checkpoint_store import Checkpoint, CheckpointError
 from meshtraind.storage.job_record import Job
-from meshtraind.transport.connection import RequestFailed
+from meshtraind.transport.requests import RequestFailed
 from meshwire.checkpoints.manifest import CheckpointFacts, GenerationRecord
 from meshwire.jobs.checkpoint_schedule import CheckpointTurn, schedule_of
 from meshwire.jobs.files import human_bytes
@@ -31,11 +32,29 @@ COMMITTED_POLL_S = 0.05
 END_TIMEOUT_S = 15.0  # a person waits, and may have wanted the end because a learner hangs
 
 
+class CheckpointShelf(Protocol):
+    """Where the checkpoints of one job lie. All of it blocks. `CheckpointStore` is one."""
+
+    def clean_up(self) -> None:
+        """Deletes what a daemon that was killed has left. Raises CheckpointError."""
+
+    def begin(self, number: int) -> Path:
+        """A new folder, in which a learner writes one. Raises CheckpointError."""
+
+    def abandon(self, number: int) -> None:
+        """It is not written to its end. Raises CheckpointError."""
+
+    def finish(
+        self, number: int, facts: CheckpointFacts, units: int, check: Check, *, given_up: bool = False
+    ) -> Checkpoint:
+        """Makes what was written a checkpoint; the oldest is deleted. Raises CheckpointError."""
+
+
 @dataclass(frozen=True)
 class Written:
     """What a learner has written of a history that is given up; it is needed no more."""
 
-    store: CheckpointStore
+    store: CheckpointShelf
     number: int
     facts: CheckpointFacts
     units: int
@@ -61,9 +80,16 @@ class Checkpointer:
     """
 
     def __init__(
-        self, job: Job, software: Software, saving: StateRequests, tasks: TaskSet, model: Callable[[], Model]
+        self,
+        job: Job,
+        store: CheckpointShelf,
+        software: Software,
+        saving: StateRequests,
+        tasks: TaskSet,
+        model: Callable[[], Model],
     ) -> None:
         self._job = job
+        self._store = store
         self._software = software
         self._saving = saving
         self._tasks = tasks
@@ -125,7 +151,7 @@ class Checkpointer:
         self._after = None  # also of one that was cancelled before its first step
         self._passed.clear()
         entry = rounds.entry()
-        store, number = await self._numbered(self._schedule.keep)
+        store, number = self._store, await self._numbered()
         folder = await in_thread(lambda _: store.begin(number))
         try:
             saved = await self._saving.save(entry.complete, folder, END_TIMEOUT_S)
@@ -136,13 +162,12 @@ class Checkpointer:
             await in_thread(lambda _: store.abandon(number))
             raise
 
-    async def _numbered(self, keep: int) -> tuple[CheckpointStore, int]:
-        """Where the next one is written, and under which number."""
-        store = CheckpointStore(self._job.folder, self._job.spec.job, keep)
+    async def _numbered(self) -> int:
+        """Under which number the next one is written."""
         if not self._number:
-            await in_thread(lambda _: store.clean_up())
+            await in_thread(lambda _: self._store.clean_up())
         self._number += 1
-        return store, self._number
+        return self._number
 
     def _begin(self, rounds: "Rounds", after_round: int) -> None:
         self._after = after_round
@@ -154,11 +179,9 @@ class Checkpointer:
             self.newest = None
 
     async def _save(self, rounds: "Rounds", after_round: int) -> None:
-        assert self._schedule is not None
         job = self._job.spec.job
         try:
-            store, number = await self._numbered(self._schedule.keep)
-            made = await self._write(store, number, rounds, after_round)
+            made = await self._write(await self._numbered(), rounds, after_round)
             if not rounds.closed:
                 self.newest = made
         except (CheckpointError, RequestFailed) as error:  # training goes on without this one
@@ -170,7 +193,8 @@ class Checkpointer:
             self._after = None
             self._passed.clear()
 
-    async def _write(self, store: CheckpointStore, number: int, rounds: "Rounds", after_round: int) -> Checkpoint:
+    async def _write(self, number: int, rounds: "Rounds", after_round: int) -> Checkpoint:
+        store = self._store
         folder = await in_thread(lambda _: store.begin(number))
         try:
             saved = await self._saving.save(after_round, folder)

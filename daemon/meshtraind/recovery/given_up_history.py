@@ -5,7 +5,6 @@ Nobody waits for this device meanwhile: it is in no generation, and asks to be t
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from meshtraind.recovery.checkpointer import END_TIMEOUT_S
@@ -40,29 +39,30 @@ class WrittenBase(Protocol):
         """Makes it a checkpoint. Raises CheckpointError."""
 
 
+class PartingHost(Protocol):
+    """Whoever leaves the history. `MembershipDriver` does."""
+
+    async def write_given_up(self) -> WrittenBase:
+        """Has the learner write the base, within END_TIMEOUT_S. Raises RequestFailed, CheckpointError, OSError."""
+
+    def parted(self, parting: "Parting", /) -> None:
+        """The learner is needed no more; called once."""
+
+
 class Parting:
-    """One at a time. It ends by `over`, which is called once: the learner is needed no more.
+    """One at a time. It ends by `PartingHost.parted`.
 
     Args:
         given_up: what the job is told when it is known whether it was saved, and under which name.
-        write: has the learner write the base, within END_TIMEOUT_S. Raises RequestFailed, CheckpointError, OSError.
 
     Attributes:
         asks: to be taken in: to whom they are to be sent when it is over.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        given_up: GivenUp,
-        write: Callable[[], Awaitable[WrittenBase]],
-        over: Callable[["Parting"], None],
-        tasks: TaskSet,
-    ) -> None:
+    def __init__(self, job: Job, given_up: GivenUp, host: PartingHost, tasks: TaskSet) -> None:
         self._job = job
         self._given_up = given_up
-        self._write = write
-        self._over = over
+        self._host = host
         self._told = given_up.model_copy(update={"unsaved": TOO_LATE})
         self._ended = False
         self.asks: dict[str, AskIn] = {}
@@ -78,7 +78,7 @@ class Parting:
 
     async def _save(self) -> None:
         try:
-            written = await self._write()
+            written = await self._host.write_given_up()
             self._end()
             name = (await written.finish()).name
             self._told = self._given_up.model_copy(update={"saved": (name.round, name.given_up)})
@@ -97,4 +97,4 @@ class Parting:
         if not self._ended:
             self._ended = True
             self._deadline.cancel()
-            self._over(self)
+            self._host.parted(self)

@@ -4,19 +4,18 @@ The counterpart of `Preparation`, which serves the learners that begin a job tog
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
-from meshtraind.runtime.threads import in_thread
 from meshtraind.storage.background_pacing import Pacer
-from meshtraind.storage.blobs import BlobStore
-from meshtraind.storage.cleanup import STATE
-from meshtraind.storage.job_record import Job
-from meshtraind.storage.state_transfer import fetch_state, lay_out
-from meshtraind.transport.connection import Connection, ConnectionEnded, Emit, RequestFailed
+from meshtraind.storage.fetch import Pace
+from meshtraind.transport.connection import Emit
+from meshtraind.transport.messenger import Messenger
+from meshtraind.transport.requests import ConnectionEnded, RequestFailed
 from meshwire import limits
 from meshwire.messages.generation import AskState, SavedState
+from meshwire.messages.job import BlobRef
 from meshwire.messages.learner import LearnerModel, LearnerState, StateTask, Waiting
 from meshwire.model.manifest import ModelManifest, first_difference
 
@@ -37,20 +36,41 @@ class _NotNowError(RequestFailed):
     """A member has no state to give, yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sources:
-    """Where a state may come from; asked for whenever one is needed.
+class JoiningHost(Protocol):
+    """Whoever has a learner join: from whom it may get a state, and who hears that it has. `MembershipHost` is one."""
 
-    Attributes:
-        computing: connections to the members whose learners compute, best first.
-        others: to all other members: where nobody computes, each may have one still (J3).
-        own: this device's, of after a round or later, from what its learner of before has left. Raises RequestFailed,
-            BlobError.
-    """
+    @property
+    def computing(self) -> Sequence[Messenger]:
+        """The way to the members whose learners compute, best first."""
 
-    computing: Callable[[], list[Connection]]
-    others: Callable[[], list[Connection]]
-    own: Callable[[AskState], Awaitable[SavedState]]
+    @property
+    def others(self) -> Sequence[Messenger]:
+        """To all other members: where nobody computes, each may have a state still (J3)."""
+
+    async def own_state(self, asked: AskState) -> SavedState:
+        """This device's, of after a round or later, from what its learner of before has left. Raises RequestFailed,
+        BlobError."""
+
+    @property
+    def carried_bytes(self) -> int:
+        """The chunks that this device has passed on so far."""
+
+    def loaded(self, joining: "JoinRequests", round_: int) -> None:
+        """The learner holds the base after this round."""
+
+
+class ArrivingStates(Protocol):
+    """Where a state comes to lie that a learner loads. `meshtraind.storage.state_transfer.StateFiles` is one."""
+
+    @property
+    def folder(self) -> Path:
+        """Where the learner reads it."""
+
+    async def fetch(self, units: Sequence[BlobRef], donor: Messenger, emit: Emit, pace: Pace) -> None:
+        """Gets a state that the donor lends. Raises BlobError, RequestFailed, ConnectionEnded, TimeoutError."""
+
+    async def lay_out(self, units: Sequence[BlobRef]) -> None:
+        """Puts a state there that lies on this device already. Raises BlobError."""
 
 
 class JoinRequests:
@@ -59,33 +79,27 @@ class JoinRequests:
     Every method raises RequestFailed with a text for the script.
 
     Args:
+        job: its id.
         manifest: the model that the others train.
-        carried_bytes: the chunks that this device has passed on so far.
-        ready: called with the round after which the learner's state was read, when it has loaded it.
         kept: the learner of before has left the base after this round in memory (J3).
     """
 
     def __init__(
         self,
-        job: Job,
+        job: str,
         rounds: "Rounds",
         manifest: ModelManifest,
-        sources: Sources,
-        store: BlobStore,
-        carried_bytes: Callable[[], int],
-        ready: Callable[[int], None],
+        host: JoiningHost,
+        states: ArrivingStates,
         kept: int | None = None,
     ) -> None:
         self._job = job
         self._rounds = rounds
         self._manifest = manifest
-        self._sources = sources
+        self._host = host
+        self._states = states
         self._kept = kept
         self._told_kept = False
-        self._store = store
-        self._carried_bytes = carried_bytes
-        self._ready = ready
-        self._folder = job.folder / STATE
         self._round = 0
         self._pace: Pacer | None = None  # while a state is on its way
         # Of the rounds since a state was asked for: what comes must be the base of one.
@@ -119,21 +133,21 @@ class JoinRequests:
             self._told_kept = True
             self._round = self._kept
             units = tuple(range(len(body.units)))
-            return StateTask(units=units, folder=str(self._folder), write=False, round=self._kept, kept=True)
+            return StateTask(units=units, folder=str(self._states.folder), write=False, round=self._kept, kept=True)
         after_round = self._rounds.learner.loads()
-        asked = AskState(job=self._job.spec.job, after_round=after_round)
+        asked = AskState(job=self._job, after_round=after_round)
         self._note_chain(after_round)
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         deadline_s = began_s + DONOR_TIMEOUT_S
         last = ""
         while True:
-            errors, computing = [], self._sources.computing()
+            errors, computing = [], self._host.computing
             if not computing:  # another may begin, or all will go on from something else
                 deadline_s = max(deadline_s, began_s + STATE_TIMEOUT_S)
                 if (task := await self._load_own(asked, len(body.units))) is not None:
                     return task
-            for donor in computing or self._sources.others():
+            for donor in computing or self._host.others:
                 try:
                     return await self._load_from(donor, asked, len(body.units), emit)
                 except _NotNowError as error:
@@ -151,7 +165,7 @@ class JoinRequests:
             emit(Waiting(reason="a peer whose learner computes"))
             await asyncio.sleep(POLL_S)
 
-    async def _load_from(self, donor: Connection, asked: AskState, units: int, emit: Emit) -> StateTask:
+    async def _load_from(self, donor: Messenger, asked: AskState, units: int, emit: Emit) -> StateTask:
         emit(Waiting(reason=f"the state of {donor.name}"))
         try:
             saved = await donor.request(asked, timeout_s=STATE_TIMEOUT_S, name=f"state of {donor.name}")
@@ -164,9 +178,9 @@ class JoinRequests:
         if len(saved.units) != units:
             raise RequestFailed(f"it has {len(saved.units)} units of state, this peer {units}")
         await self._check_history(saved, donor, emit)
-        self._pace = Pacer(self._carried_bytes, lambda: self._rounds.hold_others_up)
+        self._pace = Pacer(self)
         try:
-            await fetch_state(saved.units, donor, self._job.spec.job, self._store, self._folder, emit, self._pace)
+            await self._states.fetch(saved.units, donor, emit, self._pace)
         finally:
             self._pace = None
         return self._task(saved)
@@ -174,20 +188,21 @@ class JoinRequests:
     def _task(self, saved: SavedState) -> StateTask:
         self._round = saved.round
         self._chains.clear()
-        return StateTask(units=tuple(range(len(saved.units))), folder=str(self._folder), write=False, round=saved.round)
+        units = tuple(range(len(saved.units)))
+        return StateTask(units=units, folder=str(self._states.folder), write=False, round=saved.round)
 
     async def _load_own(self, asked: AskState, units: int) -> StateTask | None:
         """From what is on this disk; None: there is nothing of the history that is kept."""
         try:
-            saved = await self._sources.own(asked)
+            saved = await self._host.own_state(asked)
         except RequestFailed:
             return None
         if len(saved.units) != units or self._rounds.chain_after(saved.round) != saved.chain:
             return None
-        await in_thread(lambda _: lay_out(saved.units, self._folder, self._store))
+        await self._states.lay_out(saved.units)
         return self._task(saved)
 
-    async def _check_history(self, saved: SavedState, donor: Connection, emit: Emit) -> None:
+    async def _check_history(self, saved: SavedState, donor: Messenger, emit: Emit) -> None:
         """G4: the donor may have completed a round that no other holds, and then be lost: the round counts for nobody.
 
         Raises _NotKeptError; ConnectionEnded when the donor was lost before the others had completed the round.
@@ -205,6 +220,16 @@ class JoinRequests:
         if own != saved.chain:
             raise _NotKeptError(f"round {saved.round} is not there what it is here")
 
+    @property
+    def carried_bytes(self) -> int:
+        """The chunks that this device has passed on while it joins."""
+        return self._host.carried_bytes
+
+    @property
+    def hold_others_up(self) -> bool:
+        """No more rounds can be kept for the learner: all members wait for it (R5, M1)."""
+        return self._rounds.hold_others_up
+
     def round_complete(self, round_: int) -> None:
         """The next round is complete here."""
         if self._pace is not None:
@@ -217,4 +242,4 @@ class JoinRequests:
 
     async def ready(self, emit: Emit) -> None:
         """The learner holds the state: it is taken in with the next generation."""
-        self._ready(self._round)
+        self._host.loaded(self, self._round)

@@ -3,21 +3,18 @@
 import asyncio
 import itertools
 import logging
-import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
 
 from meshtraind.recovery.state_requests import StateRequests
 from meshtraind.runtime.tasks import TaskSet
-from meshtraind.storage.blobs import BlobError, BlobStore
+from meshtraind.storage.blob_writer import BlobError
 from meshtraind.storage.checkpoint_store import Checkpoint
-from meshtraind.storage.cleanup import STATE
 from meshtraind.storage.job_record import Job
-from meshtraind.storage.state_transfer import offer, store_state
-from meshtraind.transport.connection import RequestFailed
+from meshtraind.transport.requests import RequestFailed
 from meshwire.messages.generation import AskState, SavedState
-from meshwire.messages.job import Generation
+from meshwire.messages.job import BlobRef, Generation
 
 log = logging.getLogger(__name__)
 
@@ -74,9 +71,55 @@ def _computes(device: str, generation: Generation | None) -> bool:
     return generation is not None and device in {generation.members[rank].device for rank in ranks}
 
 
+class LentStates(Protocol):
+    """Where the states lie that others fetch, by number. `meshtraind.storage.state_transfer.StateFiles` is one."""
+
+    async def begin(self, number: int) -> Path:
+        """A new folder, in which the learner writes a state."""
+
+    async def keep(self, number: int, units: int) -> tuple[BlobRef, ...]:
+        """Lends what it has written there, until `release`. Raises BlobError."""
+
+    async def offer(self, number: int, checkpoint: Checkpoint) -> SavedState:
+        """Lends a checkpoint, until `release`. Raises BlobError."""
+
+    async def discard(self, number: int) -> None:
+        """Deletes the folder, and what is left in it."""
+
+    async def release(self, number: int) -> None:
+        """Nobody loads it any more. Raises BlobError."""
+
+
+class ChainedRounds(Protocol):
+    """The rounds of one history. `meshtraind.rounds.driver.Rounds` are."""
+
+    def chain_after(self, round_: int) -> bytes | None:
+        """h_k of a complete round (G4); None when it is too long ago."""
+
+
+class SavingLearner(Protocol):
+    """This device's learner, and the history in which it computes. `LearnerHandler` is one."""
+
+    @property
+    def states(self) -> StateRequests:
+        """Asks it for its state."""
+
+    @property
+    def rounds(self) -> ChainedRounds | None:
+        """None while this member has no history."""
+
+
+class SavedHere(Protocol):
+    """What the learners here have written of the history of now. `Checkpointer` knows."""
+
+    @property
+    def newest(self) -> Checkpoint | None:
+        """The newest checkpoint."""
+
+
 @dataclass(frozen=True, eq=False)
 class _HeldState:
-    owner: str  # of its blobs
+    number: int
     saved: SavedState
 
 
@@ -86,31 +129,23 @@ class StateDonor:
     A state that is new enough is given again, as is a checkpoint.
 
     Args:
-        checkpoint: the newest one that this learner has written.
-        chain_after: h_k of a complete round; None when it is too long ago.
         tasks: for deleting what nobody loads any more.
     """
 
     def __init__(
-        self,
-        job: Job,
-        store: BlobStore,
-        saving: StateRequests,
-        checkpoint: Callable[[], Checkpoint | None],
-        chain_after: Callable[[int], bytes | None],
-        tasks: TaskSet,
+        self, job: Job, states: LentStates, learner: SavingLearner, checkpoints: SavedHere, tasks: TaskSet
     ) -> None:
         self._job = job
-        self._store = store
-        self._saving = saving
-        self._checkpoint = checkpoint
-        self._chain_after = chain_after
+        self._states = states
+        self._learner = learner
+        self._checkpoints = checkpoints
         self._tasks = tasks
         self._lock = asyncio.Lock()
         self._numbers = itertools.count(1)
         self._loans: Loans[_HeldState] = Loans()
         self._held: list[_HeldState] = []
         self._newest: _HeldState | None = None
+        self._forgotten = 0  # histories
         self._closed = False
 
     async def state(self, device: str, body: AskState, promised: Generation | None = None) -> SavedState:
@@ -124,7 +159,10 @@ class StateDonor:
         async with self._lock:
             newest = self._newest
             if newest is None or newest.saved.round < body.after_round:
-                newest = self._newest = await self._newer(body.after_round)
+                forgotten = self._forgotten
+                newest = await self._newer(body.after_round)
+                if forgotten == self._forgotten:  # else it is of the history before, which its asker may have still
+                    self._newest = newest
             self._loans.give(device, newest, promised or self._job.generation)
             given = newest.saved
             self._give_up()
@@ -134,30 +172,28 @@ class StateDonor:
         if self._closed:
             raise RequestFailed(f"job {self._job.spec.job} has ended there")
         number = next(self._numbers)
-        owner = f"{self._job.spec.job} state {number}"
         try:
-            saved = await self._saved(owner, number, after_round)
+            saved = await self._saved(number, after_round)
         except BaseException:
-            await self._delete(owner)
+            await self._delete(number)
             raise
-        self._held.append(held := _HeldState(owner, saved))
+        self._held.append(held := _HeldState(number, saved))
         return held
 
-    async def _saved(self, owner: str, number: int, after_round: int) -> SavedState:
-        checkpoint = self._checkpoint()
+    async def _saved(self, number: int, after_round: int) -> SavedState:
+        checkpoint = self._checkpoints.newest
         if checkpoint is not None and checkpoint.round >= after_round:
-            return await asyncio.to_thread(offer, owner, checkpoint, self._store)
-        folder = self._job.folder / STATE / f"saved-{number}"
-        await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+            return await self._states.offer(number, checkpoint)
+        folder = await self._states.begin(number)
         try:
-            saved = await self._saving.save(after_round, folder, SAVE_TIMEOUT_S)
-            chain = self._chain_after(saved.round)
+            saved = await self._learner.states.save(after_round, folder, SAVE_TIMEOUT_S)
+            rounds = self._learner.rounds
+            chain = None if rounds is None else rounds.chain_after(saved.round)
             if chain is None:
                 raise RequestFailed(f"its learner took too long to write the state after round {saved.round}")
-            units = await asyncio.to_thread(store_state, owner, folder, saved.units, self._store)
-            return SavedState(round=saved.round, chain=chain, units=units)
+            return SavedState(round=saved.round, chain=chain, units=await self._states.keep(number, saved.units))
         finally:
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            await self._states.discard(number)
 
     def entered(self, generation: Generation) -> None:
         """A generation was entered: what was for devices that compute in it, or are gone, is deleted."""
@@ -170,22 +206,28 @@ class StateDonor:
             self._held.remove(held)
             if self._newest is held:
                 self._newest = None
-            self._tasks.spawn(self._delete(held.owner), "delete a state")
+            self._tasks.spawn(self._delete(held.number), "delete a state")
 
-    async def _delete(self, owner: str) -> None:
+    async def _delete(self, number: int) -> None:
         try:
-            await asyncio.to_thread(self._store.release, owner)
+            await self._states.release(number)
         except BlobError as error:
             log.warning("job %s: a state that nobody loads any more stays on the disk: %s", self._job.spec.job, error)
 
+    @property
+    def newest(self) -> SavedState | None:
+        """The newest that was given in the history of now, as long as somebody loads it."""
+        return None if self._newest is None else self._newest.saved
+
     def newest_round(self) -> int | None:
         """After which the newest state is that can be given without a learner; None: there is none."""
-        checkpoint = self._checkpoint()
+        checkpoint = self._checkpoints.newest
         rounds = [self._newest.saved.round] if self._newest is not None else []
         return max(rounds + ([checkpoint.round] if checkpoint is not None else []), default=None)
 
     def forget(self) -> None:
         """The history of before is not kept. Who loads its states goes on."""
+        self._forgotten += 1
         self._newest = None
 
     async def close(self) -> None:
@@ -196,4 +238,4 @@ class StateDonor:
             self._newest = None
             held, self._held = self._held, []
             for each in held:
-                await self._delete(each.owner)
+                await self._delete(each.number)

@@ -4,10 +4,11 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Protocol
 
-from meshtraind.peers.node import Node
 from meshtraind.runtime.tasks import TaskSet
+from meshtraind.session.membership_driver import MemberNode
 from meshtraind.storage.job_record import Job
-from meshtraind.transport.connection import ConnectionEnded, RequestFailed
+from meshtraind.transport.messenger import Messenger
+from meshtraind.transport.requests import ConnectionEnded, RequestFailed
 from meshwire.jobs.lifecycle import JobState
 from meshwire.membership.invitations import Invitations
 from meshwire.membership.lineage import rank_of
@@ -41,7 +42,9 @@ class Inviter:
         member: nobody is asked before the first of its rounds is complete: there is no state to give.
     """
 
-    def __init__(self, node: Node, job: Job, peers_max: int, member: HasRounds, tasks: TaskSet) -> None:
+    def __init__(
+        self, node: MemberNode[Messenger], job: Job, peers_max: int, member: HasRounds, tasks: TaskSet
+    ) -> None:
         self._node = node
         self._job = job
         self._peers_max = peers_max

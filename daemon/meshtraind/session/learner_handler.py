@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Protocol
 from meshtraind.recovery.join_requests import JoinRequests
 from meshtraind.recovery.state_requests import StateRequests
 from meshtraind.runtime.tasks import TaskSet
-from meshtraind.session.metrics import MetricsKeeper
 from meshtraind.startup.agreement import Agreement
 from meshtraind.startup.requests import PREPARED_TWICE, Preparation
 from meshtraind.storage.blob_writer import BlobError
 from meshtraind.storage.cleanup import DATA
 from meshtraind.storage.fetch import output_folder
 from meshtraind.storage.job_record import Job
-from meshtraind.transport.connection import Connection, ConnectionEnded, Emit, RequestFailed
+from meshtraind.transport.connection import Emit
+from meshtraind.transport.requests import ConnectionEnded, RequestFailed
 from meshwire import limits
 from meshwire.message_base import Wire
 from meshwire.messages.envelope import Done
@@ -68,6 +68,33 @@ class LearnerOwner(Protocol):
         """Tells the other members where this rank stands now."""
 
 
+class LearnerLink(Protocol):
+    """The way to the learner's process, as far as notices go. `Connection` is one."""
+
+    @property
+    def writable(self) -> bool:
+        """It reads what it is sent."""
+
+    def notify(self, body: Wire) -> None:
+        """Sends it a notice."""
+
+    def close(self, reason: str) -> None:
+        """Ends the connection."""
+
+
+class StepFigures(Protocol):
+    """Whoever counts what the learner says of its steps. `MetricsKeeper` does.
+
+    Attributes:
+        values: the script's own, from mt.log.
+    """
+
+    values: tuple[tuple[str, float], ...]
+
+    def stepped(self, message: LearnerStepped) -> None:
+        """A step has ended."""
+
+
 class LearnerHandler:
     """What is said to and by the learners of one job here, one process after the other.
 
@@ -84,7 +111,7 @@ class LearnerHandler:
         self,
         job: Job,
         agreement: Agreement,
-        metrics: MetricsKeeper,
+        metrics: StepFigures,
         preparation: Preparation,
         owner: LearnerOwner,
         tasks: TaskSet,
@@ -94,7 +121,7 @@ class LearnerHandler:
         self._metrics = metrics
         self._owner = owner
         self._tasks = tasks
-        self._connection: Connection | None = None
+        self._connection: LearnerLink | None = None
         self._answering = 0
         self._ready = False
         self._in_barrier: asyncio.Task[None] | None = None
@@ -123,7 +150,7 @@ class LearnerHandler:
         self._ready = False
         self.attached = False
 
-    def attach(self, connection: Connection) -> LearnerWelcome:
+    def attach(self, connection: LearnerLink) -> LearnerWelcome:
         """Lets the learner in, which has called. Raises RequestFailed when there is one already."""
         job = self._job
         if self.attached:
@@ -138,11 +165,11 @@ class LearnerHandler:
             output_dir=str(output_folder(job.folder, job.rank)),
         )
 
-    def is_over(self, connection: Connection) -> bool:
+    def is_over(self, connection: LearnerLink) -> bool:
         """Whether this connection is the one that attached; others that name the job were refused."""
         return connection is self._connection
 
-    def lost(self, connection: Connection) -> bool:
+    def lost(self, connection: LearnerLink) -> bool:
         """Hears that a socket has closed. Returns whether it was the learner's."""
         if connection is not self._connection:
             return False

@@ -83,6 +83,10 @@ class Lifetime(Protocol):
     def incarnation(self) -> int:
         """Unlike that of any other process of this device."""
 
+    @property
+    def name(self) -> str:
+        """What the device is called, for people."""
+
 
 class MemberLink(Protocol[M_co]):
     """A device that can be talked to now. `meshtraind.peers.links.Link` is one."""
@@ -478,9 +482,14 @@ class MembershipDriver(Generic[M]):
         self._host.crossing.fence()  # no round is completed any more
         given_up = self._given_up(kept)
         assert given_up is not None
-        self._parting = Parting(self._job, given_up, self._host.write_given_up, self._parted, self._tasks)
+        self._parting = Parting(self._job, given_up, self, self._tasks)
 
-    def _parted(self, parting: Parting) -> None:
+    async def write_given_up(self) -> WrittenBase:
+        """The learner writes the base of the history that is left. Raises RequestFailed, CheckpointError, OSError."""
+        return await self._host.write_given_up()
+
+    def parted(self, parting: Parting, /) -> None:
+        """The base is written, or cannot be: the history is left now, and this device asks in."""
         self._path = Path()
         self._parting = None
         if self._closed:

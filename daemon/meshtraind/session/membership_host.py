@@ -8,36 +8,33 @@ import contextlib
 import importlib
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from meshtraind.learner.shared_memory import SharedMemory, SharedMemoryError
-from meshtraind.peers.node import Node
 from meshtraind.recovery.checkpointer import Checkpointer, Written
-from meshtraind.recovery.join_requests import JoinRequests, Sources
+from meshtraind.recovery.join_requests import ArrivingStates, JoinRequests
 from meshtraind.recovery.state_donor import StateDonor
 from meshtraind.rounds.catchup import Beginning
 from meshtraind.rounds.history import Entry
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session.history_source import AskedOfHistory, HistorySource
-from meshtraind.session.invitations import Inviter
 from meshtraind.session.learner_handler import LearnerHandler
-from meshtraind.session.membership_driver import MembershipDriver
-from meshtraind.session.membership_recorder import MembershipRecorder, membership_trace
-from meshtraind.session.rounds_factory import RoundsFactory
+from meshtraind.session.membership_driver import MemberNode, MembershipDriver
+from meshtraind.session.membership_recorder import MembershipWitness
 from meshtraind.startup.agreement import Agreement
 from meshtraind.startup.before_round_one import Founding
 from meshtraind.startup.beginning import JobBeginning
 from meshtraind.startup.requests import Preparation
 from meshtraind.storage.job_record import Job
-from meshtraind.transport.connection import Connection, RequestFailed
+from meshtraind.transport.messenger import Messenger
+from meshtraind.transport.requests import RequestFailed
 from meshwire.message_base import Wire
 from meshwire.messages.generation import AskState, Enter, Holding, SavedState, Wish
 from meshwire.messages.job import Generation
 from meshwire.messages.startup import Model
-from meshwire.timeouts import Timeouts
+from meshwire.model.manifest import ModelManifest
 
 if TYPE_CHECKING:
-    from meshtraind.rounds.driver import Rounds
+    from meshtraind.rounds.driver import Rounds, RoundsOwner
     from meshtraind.rounds.generation_change import GenerationChange
 
 log = logging.getLogger(__name__)
@@ -53,6 +50,9 @@ class LearnerKeeper(Protocol):
     @property
     def learner_comes(self) -> bool:
         """Whether a process runs, or will be started."""
+
+    def preparation(self) -> Preparation:
+        """What a process asks for that is to begin the job with the others'; in the memory that is there for it."""
 
     def begin_learner(self) -> None:
         """Starts a process, which will load a state, and ends the one that runs."""
@@ -73,24 +73,94 @@ class LearnerKeeper(Protocol):
         """Ends the job here alone: the others have taken as many devices as they may."""
 
 
+class KeptBase(Protocol):
+    """Where a learner keeps its base for the process after it (J3). `KeptMemory` is one.
+
+    Attributes:
+        trusted: what it holds may be used, if it says so itself.
+    """
+
+    trusted: bool
+
+    def round(self) -> int | None:
+        """The round after which the base is that lies there; None where none could be used."""
+
+    def clear(self) -> None:
+        """What it holds is of no use."""
+
+
+class LearnerMemory(Protocol):
+    """Memory that a learner's process shares with this daemon. `SharedMemory` is one."""
+
+    @property
+    def kept(self) -> KeptBase:
+        """What it keeps for the process after it."""
+
+    def close(self) -> None:
+        """Gives it back."""
+
+
+class RoundsMaker(Protocol):
+    """Makes the rounds of the job, one history after the other, and the memory that each shares with the learner.
+    `RoundsFactory` is one."""
+
+    @property
+    def manifest(self) -> ModelManifest:
+        """Of the model that is trained, once rounds were made."""
+
+    @property
+    def memory(self) -> LearnerMemory:
+        """Of the rounds of now, or of those that are made next."""
+
+    def new_memory(self) -> None:
+        """Rounds that are made next share another memory with another process."""
+
+    def first(self, owner: "RoundsOwner", prepared: Preparation, generation: Generation) -> "Rounds":
+        """Those of a job that begins. Raises RequestFailed."""
+
+    def loading(self, owner: "RoundsOwner", generation: Generation, beginning: Beginning) -> "Rounds":
+        """Those of a member that is taken in, or goes back. Raises RequestFailed when this device cannot have them."""
+
+    def model(self) -> Model:
+        """That is trained, once rounds were made."""
+
+    def close(self) -> None:
+        """Nobody looks at them any more."""
+
+
+class MemberConnection(Messenger, Protocol):
+    """The way to another member, as far as whoever follows the membership needs it. `Connection` is one."""
+
+    @property
+    def chunk_payload_bytes_sent(self) -> int:
+        """Chunks that it has carried, without their headers."""
+
+
+C = TypeVar("C", bound=MemberConnection)
+
+
 @dataclass(frozen=True, slots=True)
-class JobPlace:
+class JobPlace(Generic[C]):
     """A job on this device, among the others that take part in it.
 
     Attributes:
         links: the connection to each other member of the generation, by rank; kept up to date by the membership.
         rtt_s: to the farthest member, when the job began here.
         tasks: of the job; whatever still runs in them ends with it.
+        states: where states lie that learners load.
+        witness: sees all that the membership is told and decides; None: nobody looks.
     """
 
-    node: Node
+    node: MemberNode[C]
     job: Job
-    links: dict[int, Connection]
+    links: dict[int, C]
     rtt_s: float
     tasks: TaskSet
+    states: ArrivingStates
+    witness: MembershipWitness | None = None
 
 
-class MembershipHost:
+class MembershipHost(Generic[C]):
     """What a job on this device does where its membership decides: its rounds are made, dropped and begun anew, its
     learner is told, and members that lack rounds or load a state are answered.
 
@@ -98,49 +168,35 @@ class MembershipHost:
         learner: what the process says and hears; its `rounds` are set here.
 
     Attributes:
-        memory: shared with the learner's process that is to be started next.
         generations: the membership itself; None before `begin_with_all` or `come_back`.
     """
 
     def __init__(
         self,
-        place: JobPlace,
+        place: JobPlace[C],
         learner: LearnerHandler,
         agreement: Agreement,
         donor: StateDonor,
         checkpointing: Checkpointer,
-        memory: SharedMemory,
+        maker: RoundsMaker,
         keeper: LearnerKeeper,
     ) -> None:
+        self._place = place
         self._node, self._job, self._links = place.node, place.job, place.links
         self._learner = learner
         self._agreement = agreement
         self._donor = donor
         self._checkpointing = checkpointing
-        self._rtt_s = place.rtt_s
-        self._tasks = place.tasks
+        self._maker = maker
         self._keeper = keeper
-        node, job = place.node, place.job
-        stall_s = Timeouts(patience_s=node.patience_s).stall_s
-        self._maker = RoundsFactory(
-            job, place.links, place.rtt_s, stall_s, learner.notify, self._fail, self.refuse, self._round_complete
-        )
-        self._source = HistorySource(node.name, job.spec.job, self)
+        self._source = HistorySource(place.node.member.name, place.job.spec.job, self)
         self._founding: Founding | None = None  # until round 1, if this device begins the job with the others
         self._without_learner = False  # none runs, and one is wanted as soon as this device is taken in
         self._prepares = False  # none runs, and one is to prepare with all others once it is counted with them
         self._beginning = JobBeginning(place.job)
         self._left = asyncio.Event()
         self._refusing: dict[int, str] = {}  # members, and why, in this turn of the loop
-        self.memory = memory
-        self.generations: MembershipDriver[Connection] | None = None
-        peers_max = job.spec.peers_max
-        self._inviting = None if peers_max is None else Inviter(node, job, peers_max, self, place.tasks)
-
-    @property
-    def guests(self) -> tuple[str, ...]:
-        """Devices that are about to join."""
-        return () if self._inviting is None else self._inviting.asked
+        self.generations: MembershipDriver[C] | None = None
 
     def is_member(self, device: str) -> bool:
         """Whether it was ever in the job, or is to be from the next generation on."""
@@ -156,16 +212,9 @@ class MembershipHost:
         """Those of a job that begins. Raises RequestFailed when the learner has not described its model."""
         preparation, founding = self._learner.preparation, self._founding
         assert isinstance(preparation, Preparation)
-        if preparation.manifest is None or preparation.plan is None or founding is None:
+        if founding is None:
             raise RequestFailed("the learner is ready before it has described its model")
-        rounds = self._maker.first(
-            preparation.manifest,
-            preparation.plan,
-            preparation.samples,
-            self.memory,
-            founding.first,
-            preparation.entry,
-        )
+        rounds = self._maker.first(self, preparation, founding.first)
         founding.made(rounds)
         self._beginning.samples = rounds.history_samples
         return rounds
@@ -251,14 +300,11 @@ class MembershipHost:
                     await self._left.wait()
 
     def _watch_members(self) -> None:
-        trace = membership_trace(self._job.folder) if self._job.spec.trace else None
-        recorder = None if trace is None else MembershipRecorder(trace)
+        place = self._place
         self.generations = MembershipDriver(
-            self._node, self._job, self._links, self, self._rtt_s, self._tasks, recorder
+            place.node, place.job, place.links, self, place.rtt_s, place.tasks, place.witness
         )
         self.generations.start()
-        if self._inviting is not None:
-            self._tasks.spawn(self._inviting.run(), "invite")
 
     # What the learner's process does
 
@@ -282,7 +328,7 @@ class MembershipHost:
         preparation = self._learner.preparation
         if failed and isinstance(preparation, JoinRequests) and preparation.kept and not self._learner.was_ready:
             self.distrust_memory()  # what is there could not be taken over
-        kept = self.memory.kept.round() if self._keeper.learner_comes else None
+        kept = self._maker.memory.kept.round() if self._keeper.learner_comes else None
         if kept is not None and not self.rounds.learner.could_hold(kept):
             kept = None
         self.rounds.learner.dead("its process has ended", kept)
@@ -293,41 +339,40 @@ class MembershipHost:
 
     def distrust_memory(self) -> None:
         """The base that the learner of now holds is not to be gone on from."""
-        self.memory.kept.trusted = False
+        self._maker.memory.kept.trusted = False
 
     def _load_next(self, rounds: "Rounds", kept: int | None) -> None:
         """The next process begins with what is in memory, or with another member's state."""
         if kept is None:
-            self.memory.kept.clear()
-
-        def loaded(round_: int) -> None:
-            replaced = rounds.closed or self._learner.preparation is not joining
-            if not replaced and self.generations is not None and not self._job.ended:
-                rounds.learner.loaded(round_)
-                self.generations.wish("learn")
-
-        joining = JoinRequests(
-            self._job,
-            rounds,
-            self._maker.manifest,
-            Sources(self._computing, self._others, lambda asked: self._state(self._node.device, asked)),
-            self._node.blobs,
-            self._carried_bytes,
-            loaded,
-            kept,
-        )
+            self._maker.memory.kept.clear()
+        joining = JoinRequests(self._job.spec.job, rounds, self._maker.manifest, self, self._place.states, kept)
         self._learner.begin_anew(rounds, joining)
 
-    def _computing(self) -> list[Connection]:
+    @property
+    def computing(self) -> list[C]:
+        """The way to the members whose learners compute, best first."""
         generation = self._job.generation
         return self._linked(generation.learning if generation is not None else ())
 
-    def _others(self) -> list[Connection]:
+    @property
+    def others(self) -> list[C]:
+        """To all other members."""
         generation = self._job.generation
         return self._linked(generation.ranks if generation is not None else ())
 
-    def _linked(self, ranks: tuple[int, ...]) -> list[Connection]:
+    def _linked(self, ranks: tuple[int, ...]) -> list[C]:
         return [self._links[rank] for rank in ranks if rank in self._links]
+
+    async def own_state(self, asked: AskState) -> SavedState:
+        """What this device's learner of before has left of its state. Raises RequestFailed, BlobError."""
+        return await self._state(self._node.device, asked)
+
+    def loaded(self, joining: JoinRequests, round_: int) -> None:
+        """A learner holds the base after this round: it is to be taken in, unless it was replaced."""
+        rounds, replaced = self.rounds, self._learner.preparation is not joining
+        if rounds is not None and not replaced and self.generations is not None and not self._job.ended:
+            rounds.learner.loaded(round_)
+            self.generations.wish("learn")
 
     def holding(self) -> Holding:
         """What there is here to go on from where no learner computes (J3)."""
@@ -355,19 +400,32 @@ class MembershipHost:
         entry = Entry(enter.cut, enter.chain, saved.samples, saved.deal, anew=True)
         return Beginning(self._maker.model(), saved.space, entry, self._agreement.passed)
 
-    def _carried_bytes(self) -> int:
+    @property
+    def carried_bytes(self) -> int:
+        """The chunks that this device has passed on so far."""
         return sum(link.chunk_payload_bytes_sent for link in self._links.values())
 
-    def _round_complete(self, rounds: "Rounds", round_: int) -> None:
+    # What the rounds say to their owner
+
+    def notify(self, body: Wire, /) -> None:
+        """Sends the learner a notice."""
+        self._learner.notify(body)
+
+    def fail(self, reason: str, /) -> None:
+        """Ends this device's part."""
+        self._keeper.fail(f"rank {self._job.rank} ({self._node.member.name}): {reason}")
+
+    def round_complete(self, rounds: "Rounds", round_: int, /) -> None:
+        """The next round is complete."""
         if self._beginning.is_passed(round_):
-            self._tasks.spawn(self._beginning.delete_files(), "checkpoint that the job has begun from")
+            self._place.tasks.spawn(self._beginning.delete_files(), "checkpoint that the job has begun from")
         self._checkpointing.round_complete(rounds, round_)
         joining = self._learner.preparation
         if isinstance(joining, JoinRequests) and rounds is self.rounds:
             joining.round_complete(round_)
             if joining.may_forget_kept and rounds.hold_others_up:
                 joining.forget_kept()  # others compute: it loads their state, and keeps nobody waiting
-                self.memory.kept.clear()
+                self._maker.memory.kept.clear()
                 rounds.learner.dead("its process has ended, and the others have gone on")
 
     # What a change of generation brings
@@ -383,11 +441,11 @@ class MembershipHost:
         self._checkpointing.forget(above=beginning.entry.complete if goes_back else -1)
         self._drop_rounds()
         self._job.take(generation)
-        self.memory = SharedMemory()
+        self._maker.new_memory()
         try:
-            rounds = self._maker.loading(generation, beginning, self.memory)
-        except (SharedMemoryError, OSError, MemoryError, ValueError) as error:
-            raise RequestFailed(f"{self._node.name} cannot take part: {error}") from error
+            rounds = self._maker.loading(self, generation, beginning)
+        except RequestFailed as error:
+            raise RequestFailed(f"{self._node.member.name} cannot take part: {error}") from error
         self._agreement.passed = beginning.barrier
         self._load_next(rounds, None)
 
@@ -445,10 +503,8 @@ class MembershipHost:
     def _serve_first(self) -> None:
         """The next process begins the job with the others'."""
         self._drop_rounds()
-        self.memory = SharedMemory()
-        store = self._node.blobs
-        preparation = Preparation(self._job, self._links, self.memory, self._agreement, store)
-        self._learner.begin_anew(None, preparation)
+        self._maker.new_memory()
+        self._learner.begin_anew(None, self._keeper.preparation())
 
     def left_out(self, reason: str) -> None:
         """What this member has is not on the history that is kept: its learner will load another base."""
@@ -465,7 +521,7 @@ class MembershipHost:
         """This device wanted to join, and there is no room any more."""
         self._keeper.turned_away(reason)
 
-    def refuse(self, rank: int, reason: str) -> None:
+    def refuse(self, rank: int, reason: str, /) -> None:
         """A member broke the protocol (G10): the others go on without it. Not at once: it may be found in the middle of
         what a change of generation takes away."""
         self._refusing.setdefault(rank, reason)
@@ -511,14 +567,11 @@ class MembershipHost:
         """No learner is left anywhere that holds the base."""
         self._keeper.fail(self._keeper.why_none_learns())
 
-    def _fail(self, reason: str) -> None:
-        self._keeper.fail(f"rank {self._job.rank} ({self._node.name}): {reason}")
-
     def _drop_rounds(self) -> None:
         if self.rounds is not None:
             self.rounds.close()
         self._learner.rounds = None
-        self.memory.close()
+        self._maker.memory.close()
 
     # Links, and what comes on them
 
@@ -547,7 +600,7 @@ class MembershipHost:
         if not isinstance(body, AskState):
             return await self._source.answer(body)
         if self.rounds is None:
-            raise RequestFailed(f"{self._node.name} has no history of job {self._job.spec.job}")
+            raise RequestFailed(f"{self._node.member.name} has no history of job {self._job.spec.job}")
         return await self._state(device, body)
 
     async def _state(self, device: str, body: AskState) -> SavedState:
@@ -559,4 +612,4 @@ class MembershipHost:
         if self.generations is not None:
             self.generations.close()
         self._maker.close()
-        self.memory.close()
+        self._maker.memory.close()

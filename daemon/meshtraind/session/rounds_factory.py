@@ -1,19 +1,18 @@
 """Makes the rounds of a job on this daemon: with all others at its start, or alone where it is taken in later."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from meshtraind.learner.shared_memory import SharedMemory
+from meshtraind.learner.shared_memory import SharedMemory, SharedMemoryError
 from meshtraind.rounds.history import Entry
 from meshtraind.rounds.trace import Trace
-from meshtraind.startup.requests import check_travel
+from meshtraind.startup.requests import Preparation, check_travel
 from meshtraind.storage.job_record import Job
-from meshtraind.transport.connection import RequestFailed
+from meshtraind.transport.requests import RequestFailed
 from meshtraind.transport.round_link import RoundLink
 from meshwire.codecs.registry import parse_codec
 from meshwire.jobs.lifecycle import job_number
 from meshwire.memory_layout.shared_slots import MemoryLayout
-from meshwire.message_base import Wire
 from meshwire.messages.job import Generation
 from meshwire.messages.learner import SampleSpace
 from meshwire.messages.startup import Model
@@ -22,80 +21,71 @@ from meshwire.model.plan import Plan, plan_buckets
 
 if TYPE_CHECKING:
     from meshtraind.rounds.catchup import Beginning
-    from meshtraind.rounds.driver import Rounds
+    from meshtraind.rounds.driver import Rounds, RoundsOwner
 
 
 class RoundsFactory:
-    """Makes the rounds of one job, and makes them anew where this device's history is not kept; holds their trace.
+    """Makes the rounds of one job, and makes them anew where this device's history is not kept; holds their trace, and
+    the memory that they share with the learner.
 
     Args:
         links: the way to each other member, by rank; live.
         rtt_s: to the farthest member.
         stall_s: as of `Timeouts`.
-        notify: sends the learner a notice.
-        fail: ends this device's part with a reason.
-        refuse: called with the rank of a member that has broken the rules, and how.
-        on_round: called with the rounds and each complete one, in order.
 
     Attributes:
         manifest: of the model that is trained, once rounds were made.
+        memory: of the rounds of now, or of those that are made next: the next process of the learner gets it.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        links: Mapping[int, RoundLink],
-        rtt_s: float,
-        stall_s: float,
-        notify: Callable[[Wire], None],
-        fail: Callable[[str], None],
-        refuse: Callable[[int, str], None],
-        on_round: Callable[["Rounds", int], None] = lambda _, __: None,
-    ) -> None:
+    def __init__(self, job: Job, links: Mapping[int, RoundLink], rtt_s: float, stall_s: float) -> None:
         self._job = job
         self._links = links
         self._rtt_s = rtt_s
         self._stall_s = stall_s
-        self._notify = notify
-        self._fail = fail
-        self._refuse = refuse
-        self._on_round = on_round
         self._trace: Trace | None = None
         self._plan_digest = b""
+        self.memory = SharedMemory()
         self.manifest: ModelManifest
 
-    def first(
-        self,
-        manifest: ModelManifest,
-        plan: Plan,
-        samples: SampleSpace | None,
-        memory: SharedMemory,
-        generation: Generation,
-        entry: Entry | None = None,
-    ) -> "Rounds":
-        """Makes rounds in the generation that begins the job. `entry`: after which round, if not before the first."""
-        begins = entry or Entry()
-        return self._make(manifest, plan, samples, memory, generation, begins, loading=False, trace_name="trace.jsonl")
+    def new_memory(self) -> None:
+        """Gives the memory of now back, once the process that has it does; rounds that are made next have another."""
+        self.memory.close()
+        self.memory = SharedMemory()
 
-    def loading(self, generation: Generation, beginning: "Beginning", memory: SharedMemory) -> "Rounds":
+    def first(self, owner: "RoundsOwner", prepared: Preparation, generation: Generation) -> "Rounds":
+        """Makes rounds in the generation that begins the job. Raises RequestFailed when the learner has not described
+        its model."""
+        manifest, plan = prepared.manifest, prepared.plan
+        if manifest is None or plan is None:
+            raise RequestFailed("the learner is ready before it has described its model")
+        begins = prepared.entry or Entry()
+        return self._make(
+            owner, manifest, plan, prepared.samples, generation, begins, loading=False, trace_name="trace.jsonl"
+        )
+
+    def loading(self, owner: "RoundsOwner", generation: Generation, beginning: "Beginning") -> "Rounds":
         """Makes rounds at the cut of a later generation. Raises RequestFailed when the plan of the others is not
-        computed here."""
+        computed here, or their memory cannot be had."""
         model = beginning.model
         check_travel(self._job.spec, model.manifest)
-        plan = plan_buckets(model.manifest, self._job.spec.bucket_bytes, parse_codec(self._job.spec.codec))
-        if plan.digest() != model.plan:
-            raise RequestFailed("the others plan their buckets differently: install the same version of meshtraind")
-        memory.make(MemoryLayout.for_bound(plan.total_values, self._job.spec.sync.staleness))
         trace = f"trace-{generation.number}.jsonl"
         entry, samples = beginning.entry, beginning.samples
-        return self._make(model.manifest, plan, samples, memory, generation, entry, loading=True, trace_name=trace)
+        try:
+            plan = plan_buckets(model.manifest, self._job.spec.bucket_bytes, parse_codec(self._job.spec.codec))
+            if plan.digest() != model.plan:
+                raise RequestFailed("the others plan their buckets differently: install the same version of meshtraind")
+            self.memory.make(MemoryLayout.for_bound(plan.total_values, self._job.spec.sync.staleness))
+            return self._make(owner, model.manifest, plan, samples, generation, entry, loading=True, trace_name=trace)
+        except (SharedMemoryError, OSError, MemoryError, ValueError) as error:
+            raise RequestFailed(str(error)) from error
 
     def _make(
         self,
+        owner: "RoundsOwner",
         manifest: ModelManifest,
         plan: Plan,
         samples: SampleSpace | None,
-        memory: SharedMemory,
         generation: Generation,
         entry: Entry,
         *,
@@ -122,34 +112,16 @@ class RoundsFactory:
             seed=spec.seed,
             staleness=spec.sync.staleness,
         )
-        planes = ExecutorFactory(settings, self._links, memory.result(), self._trace)
+        planes = ExecutorFactory(settings, self._links, self.memory.result(), self._trace)
         return Rounds(
             JobModel(spec, manifest, plan, samples),
             RoundsStart(self._job.rank, generation, entry, loading),
-            RoundsPorts(self._links, memory, planes),
-            self,
+            RoundsPorts(self._links, self.memory, planes),
+            owner,
             RoundRecorder(self._trace) if self._trace is not None else None,
             rtt_s=self._rtt_s,
             stall_s=self._stall_s,
         )
-
-    # What the rounds say to whoever made them
-
-    def notify(self, body: Wire, /) -> None:
-        """Sends the learner a notice."""
-        self._notify(body)
-
-    def fail(self, reason: str, /) -> None:
-        """Ends this device's part."""
-        self._fail(reason)
-
-    def refuse(self, rank: int, text: str, /) -> None:
-        """Refuses a member that has broken the rules."""
-        self._refuse(rank, text)
-
-    def round_complete(self, rounds: "Rounds", round_: int, /) -> None:
-        """Passes on that the next round is complete."""
-        self._on_round(rounds, round_)
 
     def model(self) -> Model:
         """What a member without history is told."""

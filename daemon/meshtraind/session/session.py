@@ -6,26 +6,33 @@ import traceback
 from typing import TYPE_CHECKING
 
 from meshtraind.learner.script_error import explain_end
-from meshtraind.learner.shared_memory import SharedMemory
 from meshtraind.learner.supervisor import Ending, LearnerSupervisor
 from meshtraind.peers.node import Node
 from meshtraind.recovery.checkpointer import Checkpointer
 from meshtraind.recovery.state_donor import StateDonor
 from meshtraind.runtime.tasks import TaskSet
+from meshtraind.session.invitations import Inviter
 from meshtraind.session.learner_handler import LearnerHandler
 from meshtraind.session.member_handler import MemberHandler
 from meshtraind.session.membership_host import JobPlace, MembershipHost
+from meshtraind.session.membership_recorder import MembershipRecorder, membership_trace
 from meshtraind.session.metrics import MetricsKeeper
+from meshtraind.session.rounds_factory import RoundsFactory
 from meshtraind.startup.agreement import Agreement
 from meshtraind.startup.requests import Preparation
+from meshtraind.storage.checkpoint_store import CheckpointStore
+from meshtraind.storage.cleanup import STATE
 from meshtraind.storage.job_record import Job
+from meshtraind.storage.state_transfer import StateFiles
 from meshtraind.transport.connection import Connection, RequestFailed
 from meshwire import limits
+from meshwire.jobs.checkpoint_schedule import CheckpointSchedule
 from meshwire.jobs.lifecycle import JobEvent, JobState, job_number
 from meshwire.message_base import Wire
 from meshwire.messages.job import BaseHash, End, Generation, Outcome
 from meshwire.messages.learner import LearnerHash, LearnerWelcome
 from meshwire.messages.startup import Model
+from meshwire.timeouts import Timeouts
 
 if TYPE_CHECKING:
     from meshtraind.rounds.driver import Rounds
@@ -80,14 +87,19 @@ class JobSession:
         self._agreement = Agreement(job, self._send)
         self._metrics = MetricsKeeper(links)
         self._tasks = TaskSet(f"job {job.spec.job}", self._task_failed)
-        memory = SharedMemory()
-        preparation = Preparation(job, links, memory, self._agreement, node.blobs)
-        self.learner = LearnerHandler(job, self._agreement, self._metrics, preparation, self, self._tasks)
-        states = self.learner.states
-        checkpointing = Checkpointer(job, node.software, states, self._tasks, self._model)
-        self._donor = StateDonor(job, node.blobs, states, lambda: checkpointing.newest, self._chain_after, self._tasks)
-        place = JobPlace(node, job, links, rtt_s, self._tasks)
-        self.passage = MembershipHost(place, self.learner, self._agreement, self._donor, checkpointing, memory, self)
+        self.maker = RoundsFactory(job, links, rtt_s, Timeouts(patience_s=node.patience_s).stall_s)
+        self.learner = LearnerHandler(job, self._agreement, self._metrics, self.preparation(), self, self._tasks)
+        store = CheckpointStore(job.folder, job.spec.job, CheckpointSchedule.keep)
+        checkpointing = Checkpointer(job, store, node.software, self.learner.states, self._tasks, self._model)
+        states = StateFiles(job.spec.job, job.folder / STATE, node.blobs)
+        self._donor = StateDonor(job, states, self.learner, checkpointing, self._tasks)
+        recorder = MembershipRecorder(membership_trace(job.folder)) if job.spec.trace else None
+        place = JobPlace(node, job, links, rtt_s, self._tasks, states, recorder)
+        self.passage = MembershipHost(
+            place, self.learner, self._agreement, self._donor, checkpointing, self.maker, self
+        )
+        peers_max = job.spec.peers_max
+        self._inviting = None if peers_max is None else Inviter(node, job, peers_max, self, self._tasks)
         self.members = MemberHandler(job, self._agreement, self.passage, self)
         job.on_odd = self._replicas_differ
         self.closed = asyncio.Event()
@@ -98,13 +110,24 @@ class JobSession:
         """Begins the job with all others: the learner is spawned."""
         self.job.advance(JobEvent.START)
         self.passage.begin_with_all()
+        self._invite()
         self._tasks.spawn(self._run(self._learners.run), "learner")
         self._tasks.spawn(self._report_regularly(), "report")
+
+    def _invite(self) -> None:
+        if self._inviting is not None:
+            self._tasks.spawn(self._inviting.run(), "invite")
+
+    @property
+    def guests(self) -> tuple[str, ...]:
+        """Devices that are about to join."""
+        return () if self._inviting is None else self._inviting.asked
 
     async def come_back(self) -> None:
         """Asks to be taken into the job, with which others have gone on; the learner follows then."""
         self.job.advance(JobEvent.START)
         self._tasks.spawn(self._report_regularly(), "report")
+        self._invite()
         await self.passage.come_back()
 
     async def _run(self, run: int) -> None:
@@ -116,7 +139,7 @@ class JobSession:
         await self._learners.pause()
         try:
             going_on = True
-            while going_on and await self._learners.start(run, self.passage.memory):
+            while going_on and await self._learners.start(run, self.maker.memory):
                 self._metrics.begin_anew()
                 if job.state is JobState.STARTING:
                     job.advance(JobEvent.LEARNER_STARTED)
@@ -179,6 +202,11 @@ class JobSession:
     def learner_comes(self) -> bool:
         """Whether a process runs, or will be started."""
         return self.job.state in (JobState.STARTING, JobState.RUNNING) and not self._learners.given_up
+
+    def preparation(self) -> Preparation:
+        """What a process asks for that is to begin the job with the others'."""
+        memory = self.maker.memory
+        return Preparation(self.job, self._links, memory, self._agreement, self._node.blobs)
 
     def begin_learner(self) -> None:
         """Starts a process, and ends the one that runs."""
@@ -383,9 +411,6 @@ class JobSession:
     def _model(self) -> Model:
         """What is trained, once there are rounds."""
         return self.passage.model()
-
-    def _chain_after(self, round_: int) -> bytes | None:
-        return self.rounds.chain_after(round_) if self.rounds is not None else None
 
     @property
     def rounds(self) -> "Rounds | None":

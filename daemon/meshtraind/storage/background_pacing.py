@@ -8,8 +8,9 @@ which pieces came are compared with rounds of which none did.
 import asyncio
 import statistics
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Protocol
 
 from meshtraind.storage.fetch import PIECES_IN_FLIGHT
 from meshwire import limits
@@ -102,19 +103,27 @@ class DutyCycle:
         self.piece_bytes = int(max(PIECE_BYTES_MIN, min(wanted, limits.FETCH_BYTES_MAX)))
 
 
+class RoundsBeside(Protocol):
+    """The rounds that go on while something is fetched."""
+
+    @property
+    def carried_bytes(self) -> int:
+        """The chunks that this device has passed on so far."""
+
+    @property
+    def hold_others_up(self) -> bool:
+        """Whether the others stand still until it is here (R5): then nothing is held back."""
+
+
 class Pacer:
     """Paces (`fetch.Pace`) the fetching of one state, or of a job's files for a device that takes part in no round yet.
 
     Args:
-        carried_bytes: the chunks that this device has passed on so far.
-        waited_for: whether the others stand still until the state is here (R5): then nothing is held back.
+        beside: None: this device takes part in none.
     """
 
-    def __init__(
-        self, carried_bytes: Callable[[], int] = lambda: 0, waited_for: Callable[[], bool] = lambda: False
-    ) -> None:
-        self._carried_bytes = carried_bytes
-        self._waited_for = waited_for
+    def __init__(self, beside: RoundsBeside | None = None) -> None:
+        self._beside = beside
         self._share = DutyCycle()
         self._one = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
@@ -124,26 +133,34 @@ class Pacer:
         self._share.round_complete(self._loop.time())
 
     @property
+    def _waited_for(self) -> bool:
+        return self._beside is not None and self._beside.hold_others_up
+
+    @property
+    def _carried_bytes(self) -> int:
+        return 0 if self._beside is None else self._beside.carried_bytes
+
+    @property
     def pieces(self) -> int:
         """How many pieces may be asked for at once."""
-        return PIECES_IN_FLIGHT if self._waited_for() else 1
+        return PIECES_IN_FLIGHT if self._waited_for else 1
 
     @property
     def piece_bytes(self) -> int:
         """How large the next piece may be."""
-        return limits.FETCH_BYTES_MAX if self._waited_for() else self._share.piece_bytes
+        return limits.FETCH_BYTES_MAX if self._waited_for else self._share.piece_bytes
 
     @asynccontextmanager
     async def piece(self, size_bytes: int) -> AsyncIterator[None]:
         """Waits until a piece may be asked for; ends when it is here."""
         async with self._one:
-            while not self._waited_for():
-                if self._share.may_begin(self._loop.time(), self._carried_bytes()):
-                    self._share.begins(self._loop.time(), self._carried_bytes())
+            while not self._waited_for:
+                if self._share.may_begin(self._loop.time(), self._carried_bytes):
+                    self._share.begins(self._loop.time(), self._carried_bytes)
                     try:
                         yield
                     finally:
-                        self._share.ended(size_bytes, self._loop.time(), self._carried_bytes())
+                        self._share.ended(size_bytes, self._loop.time(), self._carried_bytes)
                     return
                 await asyncio.sleep(POLL_S)
         yield

@@ -19,7 +19,8 @@ from meshtraind.runtime.tasks import TaskSet, told_elsewhere
 from meshtraind.runtime.threads import Check, in_thread
 from meshtraind.storage.blob_writer import BlobBusyError, BlobWriter
 from meshtraind.storage.blobs import BlobStore
-from meshtraind.transport.connection import Connection, RequestFailed
+from meshtraind.transport.messenger import Messenger
+from meshtraind.transport.requests import RequestFailed
 from meshwire import limits
 from meshwire.jobs.files import check_path
 from meshwire.messages.job import BlobRef, Fetch, Fetched, OutputFile
@@ -91,16 +92,16 @@ class FetchWindow:
             self._changed = asyncio.Event()
 
 
-_windows: WeakKeyDictionary[Connection, FetchWindow] = WeakKeyDictionary()
+_windows: WeakKeyDictionary[Messenger, FetchWindow] = WeakKeyDictionary()
 
 
-def window_of(peer: Connection) -> FetchWindow:
+def window_of(peer: Messenger) -> FetchWindow:
     """The window of this connection, which all jobs share."""
     return _windows.setdefault(peer, FetchWindow())
 
 
 async def fetch_blob(
-    peer: Connection,
+    peer: Messenger,
     job: str,
     blob: BlobRef,
     store: BlobStore,
@@ -134,7 +135,7 @@ async def fetch_blob(
 
 
 async def _receive(
-    peer: Connection, job: str, blob: BlobRef, store: BlobStore, on_bytes: Callable[[int], None], pace: Pace
+    peer: Messenger, job: str, blob: BlobRef, store: BlobStore, on_bytes: Callable[[int], None], pace: Pace
 ) -> None:
     with ExitStack() as stack:
         # Entered in the thread: a writer that was made for a caller who was cancelled meanwhile is closed all the same.
@@ -173,7 +174,7 @@ def _count_nothing(_size_bytes: int) -> None:
 
 
 async def _fetch_piece(
-    peer: Connection, job: str, blob: BlobRef, offset_bytes: int, size_bytes: int, pace: Pace
+    peer: Messenger, job: str, blob: BlobRef, offset_bytes: int, size_bytes: int, pace: Pace
 ) -> Fetched:
     wanted = Fetch(job=job, what="blob", sha256=blob.sha256, offset_bytes=offset_bytes, max_bytes=size_bytes)
     async with pace.piece(size_bytes), window_of(peer).room_for(size_bytes):

@@ -1,5 +1,6 @@
 """A state from one daemon to another (J1): its units as blobs, by their hashes. What broke off goes on where it was."""
 
+import asyncio
 import contextlib
 import hashlib
 import os
@@ -14,7 +15,8 @@ from meshtraind.storage.blob_writer import BlobDamagedError, BlobError, explaine
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.checkpoint_store import Checkpoint
 from meshtraind.storage.fetch import Pace, fetch_blob
-from meshtraind.transport.connection import Connection, Emit, RequestFailed
+from meshtraind.transport.connection import Emit, RequestFailed
+from meshtraind.transport.messenger import Messenger
 from meshwire import limits
 from meshwire.checkpoints.manifest import unit_file
 from meshwire.jobs.files import human_bytes
@@ -90,7 +92,7 @@ def lend(owner: str, path: Path, blob: BlobRef, store: BlobStore, *, passing: bo
 
 async def fetch_state(
     units: Sequence[BlobRef],
-    donor: Connection,
+    donor: Messenger,
     job: str,
     store: BlobStore,
     folder: Path,
@@ -158,3 +160,58 @@ class _Progress:
             self._told_s = now_s
             done, total = human_bytes(self._done_bytes), human_bytes(self.total_bytes)
             self._emit(Waiting(reason=f"the state of {self._donor}: {done} of {total}"))
+
+
+# Both
+
+
+class StateFiles:
+    """The states of one job on this device: those that others fetch from here, and the one that its learner loads.
+
+    Waiting for the disk holds nothing else up.
+
+    Args:
+        job: its id.
+        folder: DATA/jobs/ID/state; the learner reads there what it loads.
+    """
+
+    def __init__(self, job: str, folder: Path, store: BlobStore) -> None:
+        self._job = job
+        self._store = store
+        self.folder = folder
+
+    async def begin(self, number: int) -> Path:
+        """A new folder, in which a learner writes the state that is to be lent under this number."""
+        folder = self._folder(number)
+        await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+        return folder
+
+    async def keep(self, number: int, units: int) -> tuple[BlobRef, ...]:
+        """Lends what the learner has written there, until `release`. Raises BlobError."""
+        return await asyncio.to_thread(store_state, self._owner(number), self._folder(number), units, self._store)
+
+    async def offer(self, number: int, checkpoint: Checkpoint) -> SavedState:
+        """Lends a checkpoint under this number, until `release`. Raises BlobError."""
+        return await asyncio.to_thread(offer, self._owner(number), checkpoint, self._store)
+
+    async def discard(self, number: int) -> None:
+        """Deletes the folder, and what is left in it."""
+        await asyncio.to_thread(shutil.rmtree, self._folder(number), ignore_errors=True)
+
+    async def release(self, number: int) -> None:
+        """Nobody loads it any more. Raises BlobError."""
+        await asyncio.to_thread(self._store.release, self._owner(number))
+
+    async def fetch(self, units: Sequence[BlobRef], donor: Messenger, emit: Emit, pace: Pace) -> None:
+        """Gets a state that the donor lends, for the own learner: as `fetch_state`."""
+        await fetch_state(units, donor, self._job, self._store, self.folder, emit, pace)
+
+    async def lay_out(self, units: Sequence[BlobRef]) -> None:
+        """Puts a state that lies here already where the learner reads it. Raises BlobError."""
+        await in_thread(lambda _: lay_out(units, self.folder, self._store))
+
+    def _owner(self, number: int) -> str:
+        return f"{self._job} state {number}"
+
+    def _folder(self, number: int) -> Path:
+        return self.folder / f"saved-{number}"

@@ -15,10 +15,10 @@ from meshtraind.jobs import admission
 from meshtraind.jobs.admission import Admission
 from meshtraind.jobs.routing import JobRouter
 from meshtraind.learner import supervisor as learnerlife
-from meshtraind.learner.shared_memory import SharedMemory, SharedMemoryError
+from meshtraind.learner.shared_memory import SharedMemoryError
 from meshtraind.learner.supervisor import LearnerSupervisor
 from meshtraind.recovery import join_requests as joining
-from meshtraind.recovery.join_requests import JoinRequests, Sources
+from meshtraind.recovery.join_requests import JoinRequests
 from meshtraind.rounds.catchup import Beginning, FalseRoundError, answer_catch_up, fetch_beginning, fetch_rounds
 from meshtraind.rounds.history import Entry
 from meshtraind.runtime.tasks import TaskSet
@@ -27,6 +27,7 @@ from meshtraind.session import membership_driver as generations_module
 from meshtraind.session.history_source import HistorySource
 from meshtraind.session.membership_driver import MembershipDriver
 from meshtraind.session.membership_host import MembershipHost
+from meshtraind.session.rounds_factory import RoundsFactory
 from meshtraind.startup.agreement import Agreement
 from meshtraind.startup.beginning import JobBeginning
 from meshtraind.storage.job_record import EntryMode, Job
@@ -205,15 +206,16 @@ async def test_a_state_is_asked_for_of_after_a_round_that_what_follows_is_built_
         plan = plan_buckets(MANIFEST, 1024, parse_codec(codec)).digest()
         model = Model(job=JOB, rank=1, manifest=MANIFEST, plan=plan)
         cut = Beginning(model, None, Entry(complete=30, chain=chain_of(30)), barrier=0)
-        memory = SharedMemory()
-        rounds = desk.maker.loading(desk.generation, cut, memory)
+        desk.maker.new_memory()
+        rounds = desk.maker.loading(desk.owner, desk.generation, cut)
         assert rounds.learner.loads() == 30 + lag
         rounds.close()
         back = replace(cut, entry=replace(cut.entry, anew=True))
-        rounds = desk.maker.loading(desk.generation, back, memory)
+        desk.maker.new_memory()
+        rounds = desk.maker.loading(desk.owner, desk.generation, back)
         assert rounds.learner.loads() == 30, "J3: where all go back, a codec begins as at the start of the job"
         rounds.close()
-        memory.close()
+        desk.maker.memory.close()
 
 
 class Offers:
@@ -257,7 +259,7 @@ async def ask_state(
     learner = SimpleNamespace(loads=lambda: 7)
     rounds = SimpleNamespace(complete=7, learner=learner, chain_after=chain_of)
 
-    async def fetched(*_args: object) -> None:
+    async def done(*_args: object) -> None:
         pass
 
     async def go_on() -> None:
@@ -266,13 +268,10 @@ async def ask_state(
             rounds.complete += 1
             asker.round_complete(rounds.complete)
 
-    monkeypatch.setattr(joining, "fetch_state", fetched)
     monkeypatch.setattr(joining, "POLL_S", 0.001)
-    spec = SimpleNamespace(job=JOB, codec="fp32", sync=sync_settings("bsp"))
-    job, nothing = SimpleNamespace(spec=spec, folder=Path("none")), cast(Any, None)
-    monkeypatch.setattr(joining, "lay_out", lambda *_: None)
-    sources = Sources(lambda: cast(Any, donors), lambda: cast(Any, others), own)
-    asker = JoinRequests(cast(Any, job), cast(Any, rounds), nothing, sources, nothing, lambda: 0, lambda _: None, kept)
+    host = SimpleNamespace(computing=donors, others=others, own_state=own, carried_bytes=0)
+    files = SimpleNamespace(folder=Path("none"), fetch=done, lay_out=done)
+    asker = JoinRequests(JOB, cast(Any, rounds), cast(Any, None), cast(Any, host), cast(Any, files), kept)
     tasks = TaskSet("test")
     tasks.spawn(go_on(), "rounds")
     try:
@@ -665,18 +664,23 @@ async def test_who_was_asleep_gives_nothing_up() -> None:
 async def test_a_device_without_memory_for_the_job_does_not_end_it() -> None:
     """It cannot take part, and says so; the others go on."""
     passage = cast(Any, object.__new__(MembershipHost))
-    passage._node = SimpleNamespace(name="anna")
+    passage._node = SimpleNamespace(member=SimpleNamespace(name="anna"))
     passage._drop_rounds = lambda: None
     passage._job = SimpleNamespace(take=lambda _generation: None)
     passage._donor = passage._checkpointing = SimpleNamespace(forget=lambda **_: None)
 
-    def loading(*_args: object) -> None:
+    def no_memory(_layout: object) -> None:
         raise SharedMemoryError("no 8 bytes of shared memory")
 
-    passage._maker = SimpleNamespace(loading=loading)
+    plan = plan_buckets(MANIFEST, 1024, parse_codec("fp32")).digest()
+    spec = SimpleNamespace(codec="fp32", bucket_bytes=1024, sync=sync_settings("bsp"))
+    passage._maker = maker = RoundsFactory(cast(Any, SimpleNamespace(spec=spec)), {}, 0.001, 30.0)
+    maker.new_memory = lambda: None  # type: ignore[method-assign]
+    maker.memory.close()
+    maker.memory = cast(Any, SimpleNamespace(make=no_memory))
+    beginning = Beginning(Model(job=JOB, rank=1, manifest=MANIFEST, plan=plan), None, Entry(), barrier=0)
     with pytest.raises(RequestFailed, match="anna cannot take part: no 8 bytes of shared memory"):
-        passage.begin_loading(object(), SimpleNamespace(entry=Entry()))
-    passage.memory.close()
+        passage.begin_loading(SimpleNamespace(number=2), beginning)
 
 
 @pytest.mark.asyncio
@@ -685,7 +689,7 @@ async def test_the_deal_of_another_cut_is_not_given() -> None:
     passage = cast(Any, object.__new__(MembershipHost))
     crossing = SimpleNamespace(deal=None, samples=3)
     rounds = SimpleNamespace(sample_space=None, crossing=crossing)
-    passage._learner, passage._node = SimpleNamespace(rounds=rounds), SimpleNamespace(name="anna")
+    passage._learner = SimpleNamespace(rounds=rounds)
     passage._agreement = SimpleNamespace(passed=2)
     passage._source = HistorySource("anna", JOB, passage)
     passage.generations, machine, tasks = generations(passage, {})
@@ -825,7 +829,7 @@ async def test_who_asks_before_the_source_has_gone_back_waits(monkeypatch: pytes
     """J3: the deal of samples of a later round would be another one."""
     passage = cast(Any, object.__new__(MembershipHost))
     rounds = SimpleNamespace(sample_space=None, crossing=SimpleNamespace(deal=None, samples=3), complete=9)
-    passage._learner, passage._node = SimpleNamespace(rounds=rounds), SimpleNamespace(name="anna")
+    passage._learner = SimpleNamespace(rounds=rounds)
     passage._agreement = SimpleNamespace(passed=2)
     passage._source = HistorySource("anna", JOB, passage)
     passage.generations, machine, tasks = generations(passage, {})
@@ -856,7 +860,8 @@ class Bereaved:
         passage._checkpointing = SimpleNamespace(round_complete=lambda *_: None)
         passage._job = SimpleNamespace(folder=Path("none"), spec=SimpleNamespace(job=JOB, resume=None), begins=True)
         passage._beginning = JobBeginning(cast(Any, passage._job))
-        passage._maker, passage._node = SimpleNamespace(manifest=MANIFEST), SimpleNamespace(blobs=None, device="a")
+        passage._maker = SimpleNamespace(manifest=MANIFEST, memory=SimpleNamespace(kept=self))
+        passage._place = SimpleNamespace(states=None)
         passage._keeper = SimpleNamespace(learner_comes=comes)
         passage.generations = SimpleNamespace(
             wish=self.done.append,
@@ -864,7 +869,6 @@ class Bereaved:
             end_parting=lambda: False,
             close=lambda: None,
         )
-        passage.memory = SimpleNamespace(kept=self)
         self.kept, self.trusted = kept, True
 
     def round(self) -> int | None:
@@ -916,10 +920,10 @@ def test_nobody_waits_for_who_could_find_its_base_in_memory() -> None:
     bereaved = Bereaved(7)
     bereaved.passage.learner_died(failed=False)
     joining_ = bereaved.passage._learner.preparation
-    bereaved.passage._round_complete(bereaved.rounds, 9)
+    bereaved.passage.round_complete(bereaved.rounds, 9)
     assert joining_.kept
     bereaved.rounds.hold_others_up = True
     bereaved.done.clear()
-    bereaved.passage._round_complete(bereaved.rounds, 10)
+    bereaved.passage.round_complete(bereaved.rounds, 10)
     assert not joining_.kept
     assert bereaved.done == ["clear", "dead with None"]

@@ -143,7 +143,8 @@ async def test_a_loss_is_told_however_soon_the_learner_is_needed_no_more() -> No
         pytest.fail("it is too late")
 
     tasks = TaskSet("test")
-    parting.Parting(cast(Any, job), LOST, write, over.append, tasks).cut_short()
+    host = SimpleNamespace(write_given_up=write, parted=over.append)
+    parting.Parting(cast(Any, job), LOST, cast(Any, host), tasks).cut_short()
     await turns()
     assert told == [LOST.model_copy(update={"unsaved": TOO_LATE})]
     assert len(over) == 1
@@ -350,14 +351,14 @@ async def train_alone(session: JobSession, told: list[Wire], rounds: int) -> Any
     session.attach(cast(Any, connection))
     plan = plan_buckets(MODEL, session.job.spec.bucket_bytes, parse_codec("fp32"))
     layout = MemoryLayout.for_bound(plan.total_values, 0)
-    os.ftruncate(session.passage.memory.descriptor, layout.total_bytes)
+    os.ftruncate(session.maker.memory.descriptor, layout.total_bytes)
     model = LearnerModel(manifest=MODEL, memory_bytes=layout.total_bytes)
     for body in (model, LearnerState(units=(bytes(32),)), LearnerReady()):
         await session.learner.request(body, lambda _event: None)
     for step in range(1, rounds + 1):
         await until(lambda: may_start(told))
         told.clear()
-        np.frombuffer(session.passage.memory.raw(step), np.float32)[:] = step
+        np.frombuffer(session.maker.memory.raw(step), np.float32)[:] = step
         for bucket in plan.buckets:
             session.learner.notice(LearnerBucket(step=step, bucket=bucket.index, weight=1.0))
         session.learner.notice(LearnerSealed(step=step, used=b"\x01", integers=()))
@@ -372,6 +373,7 @@ class Laptop:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         monkeypatch.setattr(learnerlife, "LearnerProcess", Script)
+        monkeypatch.setattr(Script, "running", None)  # of another test
         monkeypatch.setattr(learnerlife, "learner_environment", lambda *_args, **_options: {})
         anna, self.bert = (
             Member(device=f"{of:064x}", incarnation=1, name=name) for of, name in enumerate(("anna", "bert"))

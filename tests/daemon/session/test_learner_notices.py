@@ -119,10 +119,16 @@ class Desk:
         fail = lambda reason: self.failed.append(f"rank 0 (n0): {reason}")  # noqa: E731
         self.refused: list[tuple[int, str]] = []
         refuse = lambda rank, reason: self.refused.append((rank, reason))  # noqa: E731
-        self.maker = RoundsFactory(job, self.links, 0.001, 30.0, self.link.notify, fail, refuse)
+        self.owner = SimpleNamespace(
+            notify=self.link.notify, fail=fail, refuse=refuse, round_complete=lambda _rounds, _round: None
+        )
+        self.maker = RoundsFactory(job, self.links, 0.001, 30.0)
+        self.maker.memory.close()
+        self.maker.memory = self.memory
         self.connection = SimpleNamespace(notify=self.told.append, writable=True, close=lambda _reason: None)
         self.link.attach(cast(Any, self.connection))
-        self.link.rounds = self.maker.first(MANIFEST, PLAN, None, self.memory, self.generation, entry)
+        prepared: Any = SimpleNamespace(manifest=MANIFEST, plan=PLAN, samples=None, entry=entry)
+        self.link.rounds = self.maker.first(self.owner, prepared, self.generation)
         self.link._ready = True
         self.link.rounds.learner.begin()
 

@@ -225,7 +225,7 @@ async def test_what_a_job_held_is_given_back_when_it_is_over(tmp_path: Path) -> 
     parts = Parts()
     held = weakref.ref(parts)
     job = SimpleNamespace(spec=SimpleNamespace(job=JOB), folder=tmp_path / JOB, ended=True, state=JobState.SUCCEEDED)
-    session: Any = SimpleNamespace(job=job, closed=closed, passage=SimpleNamespace(guests=()), parts=parts)
+    session: Any = SimpleNamespace(job=job, closed=closed, guests=(), parts=parts)
     node: Any = SimpleNamespace(blobs=SimpleNamespace(release=lambda _job: None, trim=lambda: None))
     registry = JobRegistry(node, DialsNobody(), cast(Any, None))
     registry._sessions[JOB] = session
@@ -415,7 +415,7 @@ async def prepare(session: JobSession) -> list[Wire]:
     codec = parse_codec(session.job.spec.codec)
     plan = plan_buckets(MODEL, session.job.spec.bucket_bytes, codec)
     layout = MemoryLayout.for_bound(plan.total_values, session.job.spec.sync.staleness)
-    os.ftruncate(session.passage.memory.descriptor, layout.total_bytes)
+    os.ftruncate(session.maker.memory.descriptor, layout.total_bytes)
     model = LearnerModel(manifest=MODEL, memory_bytes=layout.total_bytes)
     for body in (model, LearnerState(units=(bytes(32),)), LearnerReady()):
         await session.learner.request(body, lambda _event: None)
@@ -435,7 +435,7 @@ async def train(session: JobSession, rounds: int) -> None:
     for step in range(1, rounds + 1):
         await until(lambda: may_start(told))
         told.clear()
-        np.frombuffer(session.passage.memory.raw(step), np.float32)[:] = step
+        np.frombuffer(session.maker.memory.raw(step), np.float32)[:] = step
         for bucket in plan.buckets:
             say(LearnerBucket(step=step, bucket=bucket.index, weight=1.0))
         say(LearnerSealed(step=step, used=b"\x01", integers=()))
@@ -575,7 +575,7 @@ async def test_a_model_that_grows_is_refused_where_it_cannot_be_trained(
         await session.learner.request(LearnerModel(manifest=growing, memory_bytes=0), lambda _event: None)
     beginning = SimpleNamespace(model=SimpleNamespace(manifest=growing))
     with pytest.raises(RequestFailed, match=wrong):
-        session.passage._maker.loading(cast(Any, None), cast(Any, beginning), cast(Any, None))
+        session.maker.loading(session.passage, cast(Any, None), cast(Any, beginning))
     session.end("failed", "enough", now=True)
     await session.closed.wait()
     await board._tasks.close()

@@ -109,7 +109,7 @@ class Script:
         session.attach(cast(Any, connection))
         plan = plan_buckets(MODEL, session.job.spec.bucket_bytes, parse_codec("fp32"))
         layout = MemoryLayout.for_bound(plan.total_values, 0)
-        memory = session.passage.memory
+        memory = session.maker.memory
         os.ftruncate(memory.descriptor, layout.total_bytes)
         model = LearnerModel(manifest=MODEL, memory_bytes=layout.total_bytes, samples=SAMPLES)
         for what, body in (("model", model), ("state", LearnerState(units=(bytes(32),))), ("ready", LearnerReady())):

@@ -19,6 +19,7 @@ from meshtraind.runtime.tasks import TaskSet, told_elsewhere
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.checkpoint_store import CHECKPOINTS, Checkpoint, CheckpointStore
 from meshtraind.storage.cleanup import STATE
+from meshtraind.storage.state_transfer import StateFiles
 from meshtraind.transport.connection import RequestFailed
 from meshwire.checkpoints.manifest import unit_file
 from meshwire.message_base import Wire
@@ -90,9 +91,9 @@ class Desk:
         self.saving = StateRequests(self)
         self.failed: list[str] = []
         self.tasks = TaskSet("test", lambda name, error: self.failed.append(f"{name}: {error!r}"))
-        self.checkpointing = Checkpointer(self.job, SOFTWARE, self.saving, self.tasks, lambda: MODEL)
         self.rounds = FakeRounds()
         self.store = CheckpointStore(folder, JOB, keep=3)
+        self.checkpointing = Checkpointer(self.job, self.store, SOFTWARE, self.saving, self.tasks, lambda: MODEL)
 
     def notify(self, body: Wire) -> None:
         self.told.append(cast(Save, body))
@@ -301,7 +302,8 @@ async def test_a_checkpoint_that_is_new_enough_is_given(desk: Desk, tmp_path: Pa
     """J1: the learner is not disturbed for what lies on the disk."""
     store = BlobStore(tmp_path / "blobs")
     chains = {22: b"a" * 16, 30: b"b" * 16}
-    donor = StateDonor(desk.job, store, desk.saving, lambda: desk.checkpointing.newest, chains.get, desk.tasks)
+    learner = SimpleNamespace(states=desk.saving, rounds=SimpleNamespace(chain_after=chains.get))
+    donor = StateDonor(desk.job, files_of(desk, store), learner, desk.checkpointing, desk.tasks)
     desk.complete(20 - ROUNDS_AHEAD)
     save = await desk.asked()
     desk.complete(20)
@@ -327,6 +329,11 @@ async def test_a_checkpoint_that_is_new_enough_is_given(desk: Desk, tmp_path: Pa
     await tasks.close()
 
 
+def files_of(desk: Desk, store: BlobStore) -> StateFiles:
+    """Where the states of its job lie."""
+    return StateFiles(JOB, desk.job.folder / STATE, store)
+
+
 class Lender:
     """A member that gives its learner's state, one file for each round, and all that lies on its disk for that."""
 
@@ -334,7 +341,9 @@ class Lender:
         self.desk = desk
         self.store = BlobStore(folder / "blobs")
         chain = lambda round_: bytes([round_ % 256]) * 16  # noqa: E731
-        self.donor = StateDonor(desk.job, self.store, desk.saving, lambda: None, chain, desk.tasks)
+        learner = SimpleNamespace(states=desk.saving, rounds=SimpleNamespace(chain_after=chain))
+        nothing_saved = SimpleNamespace(newest=None)
+        self.donor = StateDonor(desk.job, files_of(desk, self.store), learner, nothing_saved, desk.tasks)
         self.enter((0,))
 
     def enter(self, learning: tuple[int, ...], ranks: tuple[int, ...] = (0, 1, 2)) -> None:
@@ -395,6 +404,27 @@ async def test_a_state_lies_on_the_disk_for_as_long_as_somebody_loads_it(desk: D
     with pytest.raises(RequestFailed, match="has ended there"):
         await lender.donor.state(MEMBERS[1].device, AskState(job=JOB, after_round=1))
     assert not desk.failed
+
+
+@pytest.mark.asyncio
+async def test_a_state_whose_history_is_left_while_it_is_stored_is_given_to_nobody_else(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G4, J3: this device would promise to have a state that no other can use."""
+    lender = Lender(desk, tmp_path)
+    keep = StateFiles.keep
+
+    async def left_meanwhile(self: StateFiles, number: int, units: int) -> tuple[BlobRef, ...]:
+        lender.donor.forget()
+        return await keep(self, number, units)
+
+    monkeypatch.setattr(StateFiles, "keep", left_meanwhile)
+    assert await lender.gives(1, 10) == 10
+    assert lender.donor.newest_round() is None
+    assert await lender.lies_here() == [10], "who asked may be of that history still"
+    monkeypatch.setattr(StateFiles, "keep", keep)
+    assert await lender.gives(2, 5) == 5
+    assert lender.donor.newest_round() == 5
 
 
 @pytest.mark.asyncio

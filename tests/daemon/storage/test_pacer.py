@@ -4,6 +4,7 @@ import asyncio
 import heapq
 import itertools
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -155,8 +156,8 @@ def test_a_piece_that_took_long_is_not_paid_for_in_minutes() -> None:
 @pytest.mark.asyncio
 async def test_nothing_is_held_back_while_the_others_wait_for_this_device() -> None:
     """R5, M1: as many rounds are kept for its learner as can be; all stand still until it has the state."""
-    waited_for = False
-    pace = Pacer(lambda: 0, lambda: waited_for)
+    beside = SimpleNamespace(carried_bytes=0, hold_others_up=False)
+    pace = Pacer(beside)
     assert (pace.pieces, pace.piece_bytes) == (1, 32 * limits.KIB)
     async with pace.piece(pace.piece_bytes):
         await asyncio.sleep(0.05)
@@ -164,7 +165,7 @@ async def test_nothing_is_held_back_while_the_others_wait_for_this_device() -> N
     resting = tasks.spawn(_piece(pace), "a piece")
     await asyncio.sleep(0.05)
     assert not resting.done(), "a piece of 50 ms is paid for"
-    waited_for = True
+    beside.hold_others_up = True
     assert (pace.pieces, pace.piece_bytes) == (PIECES_IN_FLIGHT, limits.FETCH_BYTES_MAX)
     await asyncio.wait_for(asyncio.gather(resting, *(_piece(pace) for _ in range(4))), 10)
     await tasks.close()
