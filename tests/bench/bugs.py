@@ -82,7 +82,7 @@ BUGS: tuple[Bug, ...] = (
         "Rounds.takes",
         "generation == self._performer.generation and self._performer.stage is not Stage.FENCED",
         "generation == self._performer.generation",
-        f"{DAEMON}/test_crossing.py -k another_generation",
+        f"{DAEMON}/rounds/test_crossing.py -k another_generation",
     ),
     Bug(
         "stale-message-reaches-rounds",
@@ -90,7 +90,7 @@ BUGS: tuple[Bug, ...] = (
         "MemberHandler.notice",
         "elif rounds is not None and rounds.takes(header.generation):",
         "elif rounds is not None:",
-        f"{DAEMON}/test_crossing.py -k another_generation",
+        f"{DAEMON}/rounds/test_crossing.py -k another_generation",
     ),
     Bug(
         "stale-report-counts",
@@ -98,7 +98,7 @@ BUGS: tuple[Bug, ...] = (
         "MemberHandler.notice",
         "if rounds.takes(header.generation):",
         "if True:",
-        f"{DAEMON}/test_crossing.py -k another_generation",
+        f"{DAEMON}/rounds/test_crossing.py -k another_generation",
     ),
     Bug(
         "timer-not-armed-again",
@@ -114,7 +114,7 @@ BUGS: tuple[Bug, ...] = (
         "EffectPerformer._timer_fired",
         "self.handle(TimeReached())",
         "self._pending.extend(self._parts.job_rounds.handle(TimeReached(), self._loop.time()))",
-        f"{DAEMON}/test_crossing.py -k timer",
+        f"{DAEMON}/rounds/test_crossing.py -k timer",
     ),
     Bug(
         "sends-in-the-fence",
@@ -202,7 +202,7 @@ BUGS: tuple[Bug, ...] = (
         "MembershipDriver._use_links",
         "if link is not None and link.hello.incarnation == member.incarnation:",
         "if link is not None:",
-        f"{DAEMON}/test_generation_edges.py -k another_incarnation",
+        f"{DAEMON}/session/test_generation_edges.py -k another_incarnation",
     ),
     Bug(
         "membership-timer-not-armed-again",
@@ -292,7 +292,7 @@ BUGS: tuple[Bug, ...] = (
         "LearnerSchedule.fenced",
         "self._decoded = min(self._decoded, complete)",
         "pass",
-        f"{WIRE}/test_schedule.py -k runs_again",
+        f"{WIRE}/rounds/test_schedule.py -k runs_again",
     ),
     Bug(
         "turn-not-told-of-the-fence",
@@ -300,7 +300,7 @@ BUGS: tuple[Bug, ...] = (
         "JobRounds._take",
         "self._schedule.fenced(self.machine.complete)",
         "pass",
-        f"{DAEMON}/test_crossing.py -k lay_decoded",
+        f"{DAEMON}/rounds/test_crossing.py -k lay_decoded",
     ),
     Bug(
         "both-sides-keep-their-history",
@@ -308,7 +308,7 @@ BUGS: tuple[Bug, ...] = (
         "keeps_history",
         "return strength(own, own_samples) > strength(other, other_samples)",
         "return strength(own, own_samples)[0] >= strength(other, other_samples)[0]",
-        f"{WIRE}/test_proposing.py -k without_one_ancestors",
+        f"{WIRE}/membership/test_proposing.py -k without_one_ancestors",
     ),
     # Who is entitled to go on: never two parts apart.
     Bug(
@@ -317,7 +317,7 @@ BUGS: tuple[Bug, ...] = (
         "has_quorum",
         "everybody = {rank for rank, _ in voters} | {*vote.gone}",
         "everybody = {rank for rank, incarnation in voters if not is_gone(part, rank, incarnation, gone)}",
-        f"{WIRE}/test_quorum.py -k gone_helps",
+        f"{WIRE}/membership/test_quorum.py -k gone_helps",
     ),
     Bug(
         "entitled-gone-never-helps",
@@ -325,7 +325,7 @@ BUGS: tuple[Bug, ...] = (
         "has_quorum",
         "return all(rank in here or is_gone(part, rank, incarnation, gone) for rank, incarnation in voters)",
         "return False",
-        f"{WIRE}/test_quorum.py -k gone_helps",
+        f"{WIRE}/membership/test_quorum.py -k gone_helps",
     ),
     Bug(
         "entitled-half-without-the-lowest",
@@ -333,7 +333,7 @@ BUGS: tuple[Bug, ...] = (
         "has_quorum",
         "(2 * len(here) == len(everybody) and min(everybody, default=-1) in here)",
         "2 * len(here) == len(everybody)",
-        f"{WIRE}/test_quorum.py -k more_than_half",
+        f"{WIRE}/membership/test_quorum.py -k more_than_half",
     ),
     Bug(
         "entitled-promises-forgotten",
@@ -341,7 +341,7 @@ BUGS: tuple[Bug, ...] = (
         "Votes.promise",
         "if not generation.provisional:",
         "if False:",
-        f"{WIRE}/test_quorum.py -k promise_counts",
+        f"{WIRE}/membership/test_quorum.py -k promise_counts",
     ),
     Bug(
         "entitled-promises-never-resolved",
@@ -349,7 +349,7 @@ BUGS: tuple[Bug, ...] = (
         "is_entitled",
         "vote.entered or not _came_to_nothing(vote, part, standings)",
         "True",
-        f"{WIRE}/test_quorum.py -k promise_counts",
+        f"{WIRE}/membership/test_quorum.py -k promise_counts",
     ),
     Bug(
         "entitled-by-a-restarted-daemon",
@@ -357,7 +357,7 @@ BUGS: tuple[Bug, ...] = (
         "has_quorum",
         "here = {rank for rank, incarnation in voters if part.get(rank) == incarnation}",
         "here = {rank for rank, _ in voters if rank in part}",
-        f"{WIRE}/test_quorum.py -k another_incarnation",
+        f"{WIRE}/membership/test_quorum.py -k another_incarnation",
     ),
     Bug(
         "entitled-without-the-newest-history",
@@ -365,7 +365,7 @@ BUGS: tuple[Bug, ...] = (
         "is_entitled",
         "if history is None or history.number < root:",
         "if history is None:",
-        f"{WIRE}/test_quorum.py -k given_its_history_up",
+        f"{WIRE}/membership/test_quorum.py -k given_its_history_up",
     ),
     Bug(
         "entitled-forgets-what-is-too-much",
@@ -373,7 +373,7 @@ BUGS: tuple[Bug, ...] = (
         "is_entitled",
         "if any(standing.forgot >= root for standing in standings.values()):",
         "if False:",
-        f"{WIRE}/test_quorum.py -k too_much",
+        f"{WIRE}/membership/test_quorum.py -k too_much",
     ),
     Bug(
         "provisional-settles-promises",
@@ -381,7 +381,7 @@ BUGS: tuple[Bug, ...] = (
         "Votes.enter",
         "if not generation.provisional:",
         "if True:",
-        f"{WIRE}/test_quorum.py -k settles_nothing",
+        f"{WIRE}/membership/test_quorum.py -k settles_nothing",
     ),
     Bug(
         "withdrawn-proposal-hangs",
@@ -389,7 +389,7 @@ BUGS: tuple[Bug, ...] = (
         "Proposer._withdraw",
         "self._state.votes.withdraw(self.proposal.generation)",
         "pass",
-        f"{WIRE}/test_membership.py -k given_up_is_no",
+        f"{WIRE}/membership/test_membership.py -k given_up_is_no",
     ),
     Bug(
         "provisional-taken-for-entitled",
@@ -397,7 +397,7 @@ BUGS: tuple[Bug, ...] = (
         "Proposer._following",
         "if not entitled:",
         "if False:",
-        f"{WIRE}/test_membership.py -k waits_and_goes_on",
+        f"{WIRE}/membership/test_membership.py -k waits_and_goes_on",
     ),
     Bug(
         "promises-do-not-decide",
@@ -405,7 +405,7 @@ BUGS: tuple[Bug, ...] = (
         "Proposer._misjudged",
         "if entitled == generation.provisional:",
         "if False:",
-        f"{WIRE}/test_membership.py -k members_say_decides",
+        f"{WIRE}/membership/test_membership.py -k members_say_decides",
     ),
     Bug(
         "waiter-never-joins",
@@ -413,7 +413,7 @@ BUGS: tuple[Bug, ...] = (
         "Proposer._yield_to_apart",
         "if not self._apart or not self._reached(self._outvoted_since_s + self._state.timeouts.yield_s, now_s):",
         "if True:",
-        f"{WIRE}/test_membership.py -k who_waits_joins",
+        f"{WIRE}/membership/test_membership.py -k who_waits_joins",
     ),
     Bug(
         "sleeper-goes-on-at-once",
@@ -421,7 +421,7 @@ BUGS: tuple[Bug, ...] = (
         "Proposer._may_have_missed",
         "if not self.was_away(now_s):",
         "if True:",
-        f"{WIRE}/test_membership.py -k was_away",
+        f"{WIRE}/membership/test_membership.py -k was_away",
     ),
     Bug(
         "ahead-counts-as-here",
@@ -429,7 +429,7 @@ BUGS: tuple[Bug, ...] = (
         "Proposer._is_here",
         "return state.links.holds(member) and not any(elsewhere)",
         "return state.links.holds(member)",
-        f"{WIRE}/test_membership.py -k yields_to",
+        f"{WIRE}/membership/test_membership.py -k yields_to",
     ),
     Bug(
         "goodbye-is-no-goodbye",
@@ -437,7 +437,7 @@ BUGS: tuple[Bug, ...] = (
         "Membership._on_message",
         'if message.kind == "leave" and not message.returns:',
         "if False:",
-        f"{WIRE}/test_membership.py -k who_is_gone_is_not",
+        f"{WIRE}/membership/test_membership.py -k who_is_gone_is_not",
     ),
     Bug(
         "giving-up-is-a-goodbye",
@@ -445,7 +445,7 @@ BUGS: tuple[Bug, ...] = (
         "Membership._on_message",
         'if message.kind == "leave" and not message.returns:',
         'if message.kind == "leave":',
-        f"{WIRE}/test_membership.py -k only_gives",
+        f"{WIRE}/membership/test_membership.py -k only_gives",
     ),
     Bug(
         "settled-by-samples",
@@ -453,7 +453,7 @@ BUGS: tuple[Bug, ...] = (
         "relation",
         "if other.root != own.root:",
         "if False:",
-        f"{WIRE}/test_proposing.py -k newer_root",
+        f"{WIRE}/membership/test_proposing.py -k newer_root",
     ),
     # Before round 1.
     Bug(
@@ -503,7 +503,7 @@ BUGS: tuple[Bug, ...] = (
         "CheckpointStore.finish",
         "synced=True",
         "synced=False",
-        f"{DAEMON}/test_checkpoints.py -k power_cut",
+        f"{DAEMON}/storage/test_checkpoints.py -k power_cut",
     ),
     Bug(
         "manifest-not-synced",
@@ -511,7 +511,7 @@ BUGS: tuple[Bug, ...] = (
         "CheckpointStore._write_manifest",
         "os.fsync(handle)",
         "pass",
-        f"{DAEMON}/test_checkpoints.py -k power_cut",
+        f"{DAEMON}/storage/test_checkpoints.py -k power_cut",
     ),
     Bug(
         "checkpoint-name-not-synced",
@@ -519,7 +519,7 @@ BUGS: tuple[Bug, ...] = (
         "CheckpointStore._name",
         "_sync_folder(self.path)",
         "pass",
-        f"{DAEMON}/test_checkpoints.py -k power_cut",
+        f"{DAEMON}/storage/test_checkpoints.py -k power_cut",
     ),
     Bug(
         "own-sleep-is-the-peers-silence",
@@ -527,7 +527,7 @@ BUGS: tuple[Bug, ...] = (
         "Links._keep_alive",
         "silent_s >= patience_s and now_s - began_s < wait_s + interval_s and not connection.closing",
         "silent_s >= patience_s and not connection.closing",
-        f"{DAEMON}/test_links.py -k stood_still",
+        f"{DAEMON}/peers/test_links.py -k stood_still",
     ),
     # Memory and disk that are given back, and what is caught up.
     Bug(
@@ -536,7 +536,7 @@ BUGS: tuple[Bug, ...] = (
         "fetch_rounds",
         "if rounds.crossing.standing().chains[-1] != enter.chain:",
         "if False:",
-        f"{DAEMON}/test_generation_edges.py -k rounds_of_another_history",
+        f"{DAEMON}/session/test_generation_edges.py -k rounds_of_another_history",
     ),
     Bug(
         "forwarder-keeps-rounds",
@@ -544,7 +544,7 @@ BUGS: tuple[Bug, ...] = (
         "JobRounds._forget",
         "self._schedule.forget(round_)",
         "pass",
-        f"{DAEMON}/test_generation_edges.py -k only_forwards",
+        f"{DAEMON}/session/test_generation_edges.py -k only_forwards",
     ),
     Bug(
         "lent-states-stay",
@@ -552,7 +552,7 @@ BUGS: tuple[Bug, ...] = (
         "StateDonor.entered",
         "self._give_up()",
         "pass",
-        f"{DAEMON}/test_checkpointing.py -k lies_on_the_disk",
+        f"{DAEMON}/startup/test_checkpointing.py -k lies_on_the_disk",
     ),
     Bug(
         "lent-state-deleted-too-early",
@@ -560,7 +560,7 @@ BUGS: tuple[Bug, ...] = (
         "Loans.entered",
         "(computes and not loan.computes)",
         "computes",
-        f"{DAEMON}/test_checkpointing.py -k has_rested",
+        f"{DAEMON}/startup/test_checkpointing.py -k has_rested",
     ),
     Bug(
         "half-a-state-stays",
@@ -568,7 +568,7 @@ BUGS: tuple[Bug, ...] = (
         "StateDonor._saved",
         "await self._states.discard(number)",
         "pass",
-        f"{DAEMON}/test_checkpointing.py -k could_not_be_written",
+        f"{DAEMON}/startup/test_checkpointing.py -k could_not_be_written",
     ),
     Bug(
         "ended-job-keeps-its-session",
@@ -576,7 +576,7 @@ BUGS: tuple[Bug, ...] = (
         "JobSession.close",
         "self.job.on_odd = lambda _round, _odd: None",
         "pass",
-        f"{DAEMON}/test_session_edges.py -k ten_compressed",
+        f"{DAEMON}/session/test_session_edges.py -k ten_compressed",
     ),
     Bug(
         "residuals-stay-after-the-end",
@@ -584,7 +584,7 @@ BUGS: tuple[Bug, ...] = (
         "Executor.close",
         "self._feedback.close()",
         "pass",
-        f"{DAEMON}/test_session_edges.py -k ten_compressed",
+        f"{DAEMON}/session/test_session_edges.py -k ten_compressed",
     ),
     # The membership's host, and a learner's way into a job, which the seeded clusters run as they ship.
     Bug(
@@ -658,7 +658,7 @@ BUGS: tuple[Bug, ...] = (
         "OpenRounds.bind",
         "if not 0 <= age <= bound:",
         "if age < 0:",
-        f"{WIRE}/test_rounds.py -k break_the_rules",
+        f"{WIRE}/rounds/test_rounds.py -k break_the_rules",
     ),
     Bug(
         "base-from-the-future",
@@ -666,7 +666,7 @@ BUGS: tuple[Bug, ...] = (
         "OpenRounds.bind",
         "if bind.base > self.settled(self._rank):",
         "if False:",
-        f"{WIRE}/test_rounds.py -k break_the_rules",
+        f"{WIRE}/rounds/test_rounds.py -k break_the_rules",
     ),
     Bug(
         "null-beyond-reach",
@@ -674,7 +674,7 @@ BUGS: tuple[Bug, ...] = (
         "OpenRounds.null",
         "if null.round > self._reachable():",
         "if False:",
-        f"{WIRE}/test_rounds.py -k break_the_rules",
+        f"{WIRE}/rounds/test_rounds.py -k break_the_rules",
     ),
     Bug(
         "call-without-contribution",
@@ -682,7 +682,7 @@ BUGS: tuple[Bug, ...] = (
         "OpenRounds.call",
         "if call.round not in self._rounds or rank not in self._rounds[call.round].binds:",
         "if False:",
-        f"{WIRE}/test_rounds.py -k break_the_rules",
+        f"{WIRE}/rounds/test_rounds.py -k break_the_rules",
     ),
     Bug(
         "complete-beyond-own-part",
@@ -690,7 +690,7 @@ BUGS: tuple[Bug, ...] = (
         "OpenRounds.announce",
         "if complete > self.settled(self._rank):",
         "if False:",
-        f"{WIRE}/test_rounds.py -k beyond_what",
+        f"{WIRE}/rounds/test_rounds.py -k beyond_what",
     ),
     Bug(
         "round-of-another-history-served",
@@ -698,7 +698,7 @@ BUGS: tuple[Bug, ...] = (
         "OpenRounds.served",
         "if ranks := state.differs_from(done):",
         "if ranks := []:",
-        f"{WIRE}/test_rounds_across_generations.py -k another_history",
+        f"{WIRE}/rounds/test_rounds_across_generations.py -k another_history",
     ),
     Bug(
         "old-gradient-binds",
@@ -706,7 +706,7 @@ BUGS: tuple[Bug, ...] = (
         "RoundMachine._bucket_ready",
         "if age > self.settings.staleness:",
         "if age > self.settings.staleness + 1:",
-        f"{WIRE}/test_rounds.py -k older_than_s",
+        f"{WIRE}/rounds/test_rounds.py -k older_than_s",
     ),
     Bug(
         "machine-completes-while-fenced",
@@ -714,7 +714,7 @@ BUGS: tuple[Bug, ...] = (
         "RoundMachine._settle",
         "if not self._fenced:\n            self._complete_rounds()",
         "if True:\n            self._complete_rounds()",
-        f"{WIRE}/test_rounds_across_generations.py -k in_the_fence",
+        f"{WIRE}/rounds/test_rounds_across_generations.py -k in_the_fence",
     ),
     Bug(
         "machine-hears-while-fenced",
@@ -722,7 +722,7 @@ BUGS: tuple[Bug, ...] = (
         "RoundMachine._take",
         "return None if self._fenced else self._heard(input_)",
         "return self._heard(input_)",
-        f"{WIRE}/test_rounds_across_generations.py -k heard_in_the_fence",
+        f"{WIRE}/rounds/test_rounds_across_generations.py -k heard_in_the_fence",
     ),
     Bug(
         "null-not-told-again",
@@ -730,7 +730,7 @@ BUGS: tuple[Bug, ...] = (
         "RoundMachine._tell_again",
         "self._tell_null(round_)",
         "pass",
-        f"{WIRE}/test_rounds_across_generations.py",
+        f"{WIRE}/rounds/test_rounds_across_generations.py",
     ),
     Bug(
         "null-told-again-is-no-call",
@@ -738,7 +738,7 @@ BUGS: tuple[Bug, ...] = (
         "RoundMachine._tell_again",
         "self._calls.heard(round_)",
         "pass",
-        f"{WIRE}/test_rounds_across_generations.py -k calls_the_own",
+        f"{WIRE}/rounds/test_rounds_across_generations.py -k calls_the_own",
     ),
     Bug(
         "null-heard-is-no-call",
@@ -746,7 +746,7 @@ BUGS: tuple[Bug, ...] = (
         "RoundMachine._message_received",
         "wrong = self._table.null(rank, message)\n                called = message.round",
         "wrong = self._table.null(rank, message)",
-        f"{WIRE}/test_rounds_across_generations.py",
+        f"{WIRE}/rounds/test_rounds_across_generations.py",
     ),
     Bug(
         "void-round-not-void",
@@ -754,7 +754,7 @@ BUGS: tuple[Bug, ...] = (
         "Round.verdict",
         "if reasons:",
         "if False:",
-        f"{WIRE}/test_rounds.py -k poison_makes",
+        f"{WIRE}/rounds/test_rounds.py -k poison_makes",
     ),
     Bug(
         "weights-not-compared",
@@ -762,7 +762,7 @@ BUGS: tuple[Bug, ...] = (
         "Round.dispute",
         "if not math.isclose(result.weight, weight, rel_tol=WEIGHT_TOLERANCE):",
         "if False:",
-        f"{WIRE}/test_rounds.py -k results_must_show",
+        f"{WIRE}/rounds/test_rounds.py -k results_must_show",
     ),
     Bug(
         "chain-without-generation",
@@ -770,7 +770,7 @@ BUGS: tuple[Bug, ...] = (
         "chain",
         'digest.update(struct.pack("<Q", generation))',
         "pass",
-        f"{WIRE}/test_chain.py -k generation_and_history",
+        f"{WIRE}/rounds/test_chain.py -k generation_and_history",
     ),
     Bug(
         "chain-without-poisons",
@@ -778,7 +778,7 @@ BUGS: tuple[Bug, ...] = (
         "chain",
         "[(rank, poison.pack()) for rank, poison in sorted(done.poisons.items())],",
         "",
-        f"{WIRE}/test_chain.py -k every_fact",
+        f"{WIRE}/rounds/test_chain.py -k every_fact",
     ),
     Bug(
         "returned-samples-lost",
@@ -786,7 +786,7 @@ BUGS: tuple[Bug, ...] = (
         "SamplePool.put_back",
         "self._returned = _joined(sorted([*self._returned, *blocks], key=place))",
         "pass",
-        f"{WIRE}/test_ledger.py -k lost_rank_held",
+        f"{WIRE}/samples/test_ledger.py -k lost_rank_held",
     ),
     Bug(
         "lost-step-keeps-its-samples",
@@ -794,7 +794,7 @@ BUGS: tuple[Bug, ...] = (
         "Deal.step_lost",
         "self._queue.extendleft(reversed(bound.batches))",
         "pass",
-        f"{TRAIN}/test_deal.py -k a_lost_step_brings",
+        f"{TRAIN}/data/test_deal.py -k a_lost_step_brings",
     ),
     Bug(
         "drawn-in-vain-is-lost",
@@ -802,7 +802,7 @@ BUGS: tuple[Bug, ...] = (
         "Deal.give_back",
         "self._queue.extendleft(reversed(self._in_hand))",
         "pass",
-        f"{TRAIN}/test_deal.py -k drawn_ahead",
+        f"{TRAIN}/data/test_deal.py -k drawn_ahead",
     ),
     # What was left out, what strangers send, and what is kept.
     Bug(
@@ -811,7 +811,7 @@ BUGS: tuple[Bug, ...] = (
         "senders_mean_into",
         "np.divide(out, of_senders.astype(np.float32), out=out, where=sent)",
         "np.divide(out, np.float32(sum(weights)), out=out)",
-        f"{DAEMON}/test_senders.py",
+        f"{DAEMON}/contributions/test_senders.py",
     ),
     Bug(
         "served-weights-equal",
@@ -819,7 +819,7 @@ BUGS: tuple[Bug, ...] = (
         "GenerationChange.take_served",
         "[bind.weight for _, bind in sorted(done.binds.items())]",
         "[1.0 for _ in done.binds]",
-        f"{DAEMON}/test_served_weights.py",
+        f"{DAEMON}/rounds/test_served_weights.py",
     ),
     Bug(
         "borders-of-tensors-missed",
@@ -827,7 +827,7 @@ BUGS: tuple[Bug, ...] = (
         "Plan.borders",
         "start < at < start + count",
         "start + 64 < at < start + count",
-        f"{DAEMON}/test_codec_borders.py",
+        f"{DAEMON}/codecs/test_codec_borders.py",
     ),
     Bug(
         "residual-in-wrong-units",
@@ -835,7 +835,7 @@ BUGS: tuple[Bug, ...] = (
         "Residual._factor",
         "return np.float32(float(self._decay) * (weight / left_by))",
         "return self._decay",
-        f"{DAEMON}/test_error_feedback.py -k what_is_left",
+        f"{DAEMON}/contributions/test_error_feedback.py -k what_is_left",
     ),
     Bug(
         "void-round-keeps-residual",
@@ -843,7 +843,7 @@ BUGS: tuple[Bug, ...] = (
         "Residual.settle",
         "if void:",
         "if False:",
-        f"{DAEMON}/test_error_feedback.py -k void_round_in_lockstep",
+        f"{DAEMON}/contributions/test_error_feedback.py -k void_round_in_lockstep",
     ),
     Bug(
         "owner-not-rewound",
@@ -851,7 +851,7 @@ BUGS: tuple[Bug, ...] = (
         "Feedback.enter",
         "self.owner.rewind(cut)",
         "pass",
-        f"{DAEMON}/test_error_feedback.py -k runs_again_forgets",
+        f"{DAEMON}/contributions/test_error_feedback.py -k runs_again_forgets",
     ),
     Bug(
         "header-reserved-bytes",
@@ -859,7 +859,7 @@ BUGS: tuple[Bug, ...] = (
         "decode_header",
         "if reserved != RESERVED:",
         "if False:",
-        f"{WIRE}/test_header.py -k what_is_wrong",
+        f"{WIRE}/frames/test_header.py -k what_is_wrong",
     ),
     Bug(
         "header-payload-limit",
@@ -867,7 +867,7 @@ BUGS: tuple[Bug, ...] = (
         "decode_header",
         "if payload_bytes > limits.FRAME_PAYLOAD_BYTES_MAX:",
         "if False:",
-        f"{WIRE}/test_header.py -k what_is_wrong",
+        f"{WIRE}/frames/test_header.py -k what_is_wrong",
     ),
     Bug(
         "header-weight-not-finite",
@@ -875,7 +875,7 @@ BUGS: tuple[Bug, ...] = (
         "decode_header",
         'if not 0.0 <= weight < float("inf"):',
         "if weight < 0.0:",
-        f"{WIRE}/test_header.py -k what_is_wrong",
+        f"{WIRE}/frames/test_header.py -k what_is_wrong",
     ),
     Bug(
         "path-goes-up",
@@ -883,7 +883,7 @@ BUGS: tuple[Bug, ...] = (
         "_check_part",
         'if part in (".", ".."):',
         'if part == ".":',
-        f"{WIRE}/test_files.py -k path_tricks",
+        f"{WIRE}/jobs/test_files.py -k path_tricks",
     ),
     Bug(
         "path-is-absolute",
@@ -891,7 +891,7 @@ BUGS: tuple[Bug, ...] = (
         "check_path",
         'if path.startswith("/"):',
         "if False:",
-        f"{WIRE}/test_files.py -k path_tricks",
+        f"{WIRE}/jobs/test_files.py -k path_tricks",
     ),
     Bug(
         "pin-of-another-certificate",
@@ -899,7 +899,7 @@ BUGS: tuple[Bug, ...] = (
         "PinTable.add",
         "if _device_id(pin.certificate_pem) != pin.device_id:",
         "if False:",
-        f"{DAEMON}/test_pins.py -k breaks_a_limit",
+        f"{DAEMON}/trust/test_pins.py -k breaks_a_limit",
     ),
     Bug(
         "unpaired-device-verified",
@@ -907,7 +907,7 @@ BUGS: tuple[Bug, ...] = (
         "Trust.verify_peer",
         "if device_id not in self._pinned:",
         "if False:",
-        f"{DAEMON}/test_tls.py -k caught_after",
+        f"{DAEMON}/trust/test_tls.py -k caught_after",
     ),
     Bug(
         "tls-1-2-accepted",
@@ -915,7 +915,7 @@ BUGS: tuple[Bug, ...] = (
         "Trust._context",
         "ssl.TLSVersion.TLSv1_3",
         "ssl.TLSVersion.TLSv1_2",
-        f"{DAEMON}/test_tls.py -k before_1_3",
+        f"{DAEMON}/trust/test_tls.py -k before_1_3",
     ),
     Bug(
         "rotten-blob-written-out",
@@ -923,7 +923,7 @@ BUGS: tuple[Bug, ...] = (
         "BlobStore._write_out",
         "if sha.digest() != entry.sha256:",
         "if False:",
-        f"{DAEMON}/test_blobs.py -k rotten",
+        f"{DAEMON}/storage/test_blobs.py -k rotten",
     ),
     Bug(
         "held-blob-deleted",
@@ -931,7 +931,7 @@ BUGS: tuple[Bug, ...] = (
         "BlobStore._delete",
         "if held or sha256 in self._receiving:",
         "if sha256 in self._receiving:",
-        f"{DAEMON}/test_blobs.py -k passes_through",
+        f"{DAEMON}/storage/test_blobs.py -k passes_through",
     ),
     Bug(
         "areas-used-again-after-a-fence",
@@ -939,7 +939,7 @@ BUGS: tuple[Bug, ...] = (
         "RoundMemory.fence",
         "areas.retire()",
         "pass",
-        f"{DAEMON}/test_executor_generations.py -k not_written_again",
+        f"{DAEMON}/executor/test_executor_generations.py -k not_written_again",
     ),
     Bug(
         "applies-what-it-was-not-given",
@@ -947,7 +947,7 @@ BUGS: tuple[Bug, ...] = (
         "JobRounds._applied",
         "if not self._schedule.holds(round_):",
         "if False:",
-        f"{DAEMON}/test_learner_notices.py -k only_the_round",
+        f"{DAEMON}/session/test_learner_notices.py -k only_the_round",
     ),
     Bug(
         "state-of-another-history-loaded",
@@ -955,7 +955,7 @@ BUGS: tuple[Bug, ...] = (
         "JoinRequests._check_history",
         "if own != saved.chain:",
         "if False:",
-        f"{DAEMON}/test_generation_edges.py -k state_of_another_history",
+        f"{DAEMON}/session/test_generation_edges.py -k state_of_another_history",
     ),
     # Versions that meet, and what earlier ones have left.
     Bug(
@@ -964,7 +964,7 @@ BUGS: tuple[Bug, ...] = (
         "Connection._take",
         "self.refuse(self.on_other_version(version))",
         "self._violated(event.reason)",
-        f"{DAEMON}/test_links.py -k wire_version",
+        f"{DAEMON}/peers/test_links.py -k wire_version",
     ),
     Bug(
         "other-version-told-at-every-dial",
@@ -972,7 +972,7 @@ BUGS: tuple[Bug, ...] = (
         "Links.note_other_version",
         "self._unlinkable.get(device) != told",
         "True",
-        f"{DAEMON}/test_links.py -k wire_version",
+        f"{DAEMON}/peers/test_links.py -k wire_version",
     ),
     Bug(
         "other-version-blamed-on-the-wrong-side",
@@ -980,7 +980,7 @@ BUGS: tuple[Bug, ...] = (
         "versions_differ",
         "theirs < WIRE_VERSION",
         "theirs > WIRE_VERSION",
-        f"{DAEMON}/test_links.py -k wire_version",
+        f"{DAEMON}/peers/test_links.py -k wire_version",
     ),
     Bug(
         "updated-device-still-called-old",
@@ -988,7 +988,7 @@ BUGS: tuple[Bug, ...] = (
         "Links._link",
         "self._unlinkable.pop(device, None)",
         "pass",
-        f"{DAEMON}/test_links.py -k told_once_by_name",
+        f"{DAEMON}/peers/test_links.py -k told_once_by_name",
     ),
     Bug(
         "strangers-version-believed",
@@ -996,7 +996,7 @@ BUGS: tuple[Bug, ...] = (
         "Greeting._speaks",
         "self._links.verify_peer(self.connection)",
         "pass",
-        f"{DAEMON}/test_links.py -k nobodys_business",
+        f"{DAEMON}/peers/test_links.py -k nobodys_business",
     ),
     Bug(
         "version-changes-in-a-link",
@@ -1004,7 +1004,7 @@ BUGS: tuple[Bug, ...] = (
         "Greeting.notice",
         "conn.on_other_version = None",
         "pass",
-        f"{DAEMON}/test_links.py -k version_changes",
+        f"{DAEMON}/peers/test_links.py -k version_changes",
     ),
     Bug(
         "members-version-not-on-the-jobs-screen",
@@ -1012,7 +1012,7 @@ BUGS: tuple[Bug, ...] = (
         "news",
         "if why not in unlinkable(before)",
         "if False",
-        f"{DAEMON}/test_versions.py",
+        f"{DAEMON}/api/test_versions.py",
     ),
     Bug(
         "down-kills-whoever-the-lock-names",
@@ -1020,7 +1020,7 @@ BUGS: tuple[Bug, ...] = (
         "_terminate",
         "fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)",
         "raise BlockingIOError",
-        f"{DAEMON}/test_versions.py -k no_process",
+        f"{DAEMON}/api/test_versions.py -k no_process",
     ),
     Bug(
         "up-starts-a-second-daemon",
@@ -1028,7 +1028,7 @@ BUGS: tuple[Bug, ...] = (
         "_status",
         "except OtherVersion:\n        raise",
         "except OtherVersion:\n        return None",
-        f"{DAEMON}/test_versions.py -k another_version",
+        f"{DAEMON}/api/test_versions.py -k another_version",
     ),
     Bug(
         "job-taken-by-a-daemon-whose-files-were-replaced",
@@ -1036,7 +1036,7 @@ BUGS: tuple[Bug, ...] = (
         "installed_anew",
         "_traits() != _AT_START",
         "False",
-        f"{DAEMON}/test_offers.py -k files_were_replaced",
+        f"{DAEMON}/jobs/test_offers.py -k files_were_replaced",
     ),
     Bug(
         "newer-folder-written-to-before-it-is-refused",
@@ -1044,7 +1044,7 @@ BUGS: tuple[Bug, ...] = (
         "App.run",
         "read_format(config.data_dir)  # before anything is written",
         "pass",
-        f"{DAEMON}/test_data_folder.py -k downgrade",
+        f"{DAEMON}/runtime/test_data_folder.py -k downgrade",
     ),
     Bug(
         "newer-folder-taken",
@@ -1052,7 +1052,7 @@ BUGS: tuple[Bug, ...] = (
         "read_format",
         "if number > FORMAT:",
         "if False:",
-        f"{DAEMON}/test_data_folder.py -k downgrade",
+        f"{DAEMON}/runtime/test_data_folder.py -k downgrade",
     ),
     Bug(
         "older-versions-not-locked-out",
@@ -1060,7 +1060,7 @@ BUGS: tuple[Bug, ...] = (
         "_spell_anew",
         "_lock_out(data_dir / name)",
         "pass",
-        f"{DAEMON}/test_data_folder.py -k locked_out",
+        f"{DAEMON}/runtime/test_data_folder.py -k locked_out",
     ),
     Bug(
         "format-written-before-the-steps",
@@ -1068,7 +1068,7 @@ BUGS: tuple[Bug, ...] = (
         "migrate",
         "_STEPS[step](data_dir)",
         "write_format(data_dir, meshtrain); _STEPS[step](data_dir)",
-        f"{DAEMON}/test_data_folder.py -k killed_anywhere",
+        f"{DAEMON}/runtime/test_data_folder.py -k killed_anywhere",
     ),
     Bug(
         "format-file-in-place-before-it-is-whole",
@@ -1076,7 +1076,7 @@ BUGS: tuple[Bug, ...] = (
         "write_format",
         'path.with_name(f"{NAME}.part")',
         "path",
-        f"{DAEMON}/test_data_folder.py -k killed_anywhere",
+        f"{DAEMON}/runtime/test_data_folder.py -k killed_anywhere",
     ),
     Bug(
         "manifests-spelled-as-they-were",
@@ -1084,7 +1084,7 @@ BUGS: tuple[Bug, ...] = (
         "CheckpointStore.respell",
         "if spelled != data:",
         "if False:",
-        f"{DAEMON}/test_data_folder.py -k spelled",
+        f"{DAEMON}/runtime/test_data_folder.py -k spelled",
     ),
     Bug(
         "manifest-spelled-in-place",
@@ -1092,7 +1092,7 @@ BUGS: tuple[Bug, ...] = (
         "CheckpointStore.respell",
         'path.with_name(f"{MANIFEST_FILE}.part")',
         "path",
-        f"{DAEMON}/test_data_folder.py",
+        f"{DAEMON}/runtime/test_data_folder.py",
     ),
     Bug(
         "everything-lacking-is-all",
@@ -1100,7 +1100,7 @@ BUGS: tuple[Bug, ...] = (
         "get",
         "if len(lacking) == len(targets):",
         "if False:",
-        f"{DAEMON}/test_get.py -k never_comes_back",
+        f"{DAEMON}/cli/test_get.py -k never_comes_back",
     ),
     # Members that lie: who finds it, whom it names, and what follows.
     Bug(
@@ -1109,7 +1109,7 @@ BUGS: tuple[Bug, ...] = (
         "Arithmetic._take_final",
         "check_norm(work.squared_norm, squared_norm)",
         "pass",
-        f"{DAEMON}/test_liars.py -k squared",
+        f"{DAEMON}/session/test_liars.py -k squared",
     ),
     Bug(
         "liars-weight-not-checked",
@@ -1117,7 +1117,7 @@ BUGS: tuple[Bug, ...] = (
         "BucketExchange.unlike",
         "if not math.isclose(header.weight, weight, rel_tol=WEIGHT_TOLERANCE if is_sum else 0.0):",
         "if False:",
-        f"{DAEMON}/test_liars.py",
+        f"{DAEMON}/session/test_liars.py",
     ),
     Bug(
         "liars-chunks-do-not-wait-for-binds",
@@ -1125,7 +1125,7 @@ BUGS: tuple[Bug, ...] = (
         "Executor._take",
         "return False",
         "bound = header.contributors, header.weight",
-        f"{DAEMON}/test_liars.py -k passed_on_before",
+        f"{DAEMON}/session/test_liars.py -k passed_on_before",
     ),
     Bug(
         "liars-poison-for-a-broken-part",
@@ -1133,7 +1133,7 @@ BUGS: tuple[Bug, ...] = (
         "Arithmetic._check",
         "part.check(index, self._sum[: segment.count])",
         "pass",
-        f"{DAEMON}/test_liars.py -k names_the_part",
+        f"{DAEMON}/session/test_liars.py -k names_the_part",
     ),
     Bug(
         "liars-are-still-heard",
@@ -1141,7 +1141,7 @@ BUGS: tuple[Bug, ...] = (
         "MembershipHost.hears",
         "return rank not in self._refusing and not refused",
         "return True",
-        f"{DAEMON}/test_liars.py -k heard_no_more",
+        f"{DAEMON}/session/test_liars.py -k heard_no_more",
     ),
     Bug(
         "liars-gone-for-nobody",
@@ -1149,7 +1149,7 @@ BUGS: tuple[Bug, ...] = (
         "MembershipState.gone",
         "return self.departed(members) | refused",
         "return self.departed(members)",
-        f"{WIRE}/test_refusals.py -k count_as_gone",
+        f"{WIRE}/membership/test_refusals.py -k count_as_gone",
     ),
     Bug(
         "liars-pardoned-always",
@@ -1157,7 +1157,7 @@ BUGS: tuple[Bug, ...] = (
         "Refusals.pardon",
         "if known.count >= limits.VIOLATIONS_MAX or now_s < known.until_s:",
         "if now_s < known.until_s:",
-        f"{WIRE}/test_refusals.py -k three_violations",
+        f"{WIRE}/membership/test_refusals.py -k three_violations",
     ),
     Bug(
         "liars-believed-twice",
@@ -1165,7 +1165,7 @@ BUGS: tuple[Bug, ...] = (
         "Refusals.speaks_alone",
         "return alone[0] if alone and not others and device not in self.own() else None",
         "return None",
-        f"{WIRE}/test_refusals.py -k one_after_the_other",
+        f"{WIRE}/membership/test_refusals.py -k one_after_the_other",
     ),
     Bug(
         "liars-both-go-on",
@@ -1173,7 +1173,7 @@ BUGS: tuple[Bug, ...] = (
         "Proposer._rival",
         "if roll.ranks != (state.rank,):",
         "if True:",
-        f"{WIRE}/test_refusals.py -k wait_for_a_person",
+        f"{WIRE}/membership/test_refusals.py -k wait_for_a_person",
     ),
     Bug(
         "liars-end-for-all",
@@ -1181,7 +1181,7 @@ BUGS: tuple[Bug, ...] = (
         "JobSession.member_ended",
         "and self.passage.founding",
         "",
-        f"{DAEMON}/test_liars.py -k failure_is_its_members_own",
+        f"{DAEMON}/session/test_liars.py -k failure_is_its_members_own",
     ),
     Bug(
         "liars-counter-holds-others-up",
@@ -1189,7 +1189,7 @@ BUGS: tuple[Bug, ...] = (
         "OpenRounds._holds",
         "max(self._complete[rank], round_)",
         "self._complete[rank]",
-        f"{WIRE}/test_rounds_across_generations.py -k laggards_lack",
+        f"{WIRE}/rounds/test_rounds_across_generations.py -k laggards_lack",
     ),
     Bug(
         "liars-slow-links-stall",
@@ -1197,7 +1197,7 @@ BUGS: tuple[Bug, ...] = (
         "StallWatch.look",
         "known[:2] != (round_, come)",
         "known[0] != round_",
-        f"{WIRE}/test_refusals.py -k slow_link",
+        f"{WIRE}/membership/test_refusals.py -k slow_link",
     ),
     # A job that all of its daemons have lost begins once, where the newest of them decide.
     Bug(
@@ -1206,7 +1206,7 @@ BUGS: tuple[Bug, ...] = (
         "Revival._newest",
         "return max(",
         "return min(",
-        f"{WIRE}/test_revival.py -k machines_minutes_apart",
+        f"{WIRE}/membership/test_revival.py -k machines_minutes_apart",
     ),
     Bug(
         "revival-without-a-majority",
@@ -1214,7 +1214,7 @@ BUGS: tuple[Bug, ...] = (
         "Revival._are_enough",
         "return has_quorum(electorate_of(newest, entered=True), part)",
         "return bool(part)",
-        f"{WIRE}/test_revival.py -k half_begins_only",
+        f"{WIRE}/membership/test_revival.py -k half_begins_only",
     ),
     Bug(
         "revival-under-an-old-number",
@@ -1222,7 +1222,7 @@ BUGS: tuple[Bug, ...] = (
         "Revival._next",
         "number = 1 + max(entered.number for _, entered in self._told.values())",
         "number = newest.root + 1",
-        f"{WIRE}/test_revival.py -k provisional_generation",
+        f"{WIRE}/membership/test_revival.py -k provisional_generation",
     ),
     Bug(
         "revival-follows-what-is-older",
@@ -1230,7 +1230,7 @@ BUGS: tuple[Bug, ...] = (
         "is_older",
         "return other.root < own.root",
         "return False",
-        f"{DAEMON}/test_revival.py -k something_newer",
+        f"{DAEMON}/jobs/test_revival.py -k something_newer",
     ),
     Bug(
         "revival-of-what-a-person-cancelled",
@@ -1238,7 +1238,7 @@ BUGS: tuple[Bug, ...] = (
         "JobRouter._tell_end_of_before",
         "record.state in TERMINAL_STATES and",
         "record.state is JobState.SUCCEEDED and",
-        f"{DAEMON}/test_revival.py -k cancelled_by_a_person",
+        f"{DAEMON}/jobs/test_revival.py -k cancelled_by_a_person",
     ),
     Bug(
         "revival-called-off-is-an-end",
@@ -1246,7 +1246,7 @@ BUGS: tuple[Bug, ...] = (
         "Admission.ended_elsewhere",
         "(not end.now and self.revivals.is_now(end.job, device))",
         "self.revivals.is_now(end.job, device)",
-        f"{DAEMON}/test_revival.py -k concerns_this_device",
+        f"{DAEMON}/jobs/test_revival.py -k concerns_this_device",
     ),
     Bug(
         "revival-that-fails-deletes",
@@ -1254,7 +1254,7 @@ BUGS: tuple[Bug, ...] = (
         "Admission._remove_files",
         "await self._lay_down(job)",
         "await asyncio.to_thread(discard, *place)",
-        f"{DAEMON}/test_revival.py -k lies_as_before",
+        f"{DAEMON}/jobs/test_revival.py -k lies_as_before",
     ),
     Bug(
         "bases-of-left-factors-outlive-a-generation",

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench.bugs import BUGS, Bug
-from tests.bench.mutate import DoesNotApply, place, planted
+from tests.bench.mutate import ROOT, DoesNotApply, place, planted
 
 SOURCE = '''
 def other(value: int) -> int:
@@ -54,7 +54,14 @@ def test_a_function_is_found_in_another_module(tmp_path: Path) -> None:
 def test_each_bug_can_be_planted() -> None:
     """Its text is still there: whoever changes the code writes its bugs anew."""
     for planned in BUGS:
-        place(Path(__file__).parents[2], planned)
+        place(ROOT, planned)
+
+
+def test_each_bugs_test_lies_where_it_is_said_to() -> None:
+    """Else the bug is never tried: pytest finds nothing to run."""
+    modules = {bug.name: bug.test.split(" -k ")[0].split("::")[0] for bug in BUGS}
+    missing = {name: module for name, module in modules.items() if not (ROOT / module).is_file()}
+    assert not missing
 
 
 def test_each_bug_has_a_name_of_its_own_and_changes_something() -> None:
