@@ -186,12 +186,13 @@ class Cluster:
     # What daemons tell.
 
     def entered(self, daemon: Daemon, generation: Generation, enter: Enter) -> None:
-        assert daemon.rounds is not None
         key = generation.hash64()
         cut = enter.cut, enter.chain
         assert self._cuts.setdefault(key, cut) == cut, "G4: one cut for all"
-        assert daemon.rounds.history.complete == enter.cut, "G6: whoever enters holds the rounds up to the cut, no more"
-        assert daemon.rounds.history.chain == enter.chain, "G4: whoever enters has the history that is kept"
+        assert daemon.rounds is not None or daemon.founding
+        held = (0, START) if daemon.rounds is None else (daemon.rounds.history.complete, daemon.rounds.history.chain)
+        assert held[0] == enter.cut, "G6: whoever enters holds the rounds up to the cut, no more"
+        assert held[1] == enter.chain, "G4: whoever enters has the history that is kept"
         lives = {(member.device, member.incarnation) for member in generation.live.values()}
         assert self._lives.setdefault(key, lives) == lives
         self.line.entered(generation)
@@ -202,7 +203,7 @@ class Cluster:
 
     def resumed(self, daemon: Daemon, generation: Generation) -> None:
         assert self._entered[generation.hash64()] >= self._lives[generation.hash64()]
-        held = (other.machine.generation for other in self.daemons if other.alive and other.rounds is not None)
+        held = (other.machine.generation for other in self.daemons if other.alive and other.has_history)
         self.line.went_on(
             generation,
             [other for other in held if other is not None],
@@ -343,7 +344,7 @@ class Cluster:
 
     def history_lost(self) -> bool:
         """Nobody is left that has one."""
-        return not any(d.alive and d.rounds is not None and d.machine.generation is not None for d in self.daemons)
+        return not any(d.alive and d.has_history and d.machine.generation is not None for d in self.daemons)
 
     def recover(self) -> None:
         """Faults have stopped: within the deadline all is well and goes on."""

@@ -23,16 +23,19 @@ from meshwire.jobs.lifecycle import JobRecord, JobState
 from meshwire.membership.effects import MembershipPhase
 from meshwire.membership.lineage import rank_of
 from meshwire.membership.machine import Membership
+from meshwire.message_base import Wire
 from meshwire.messages.envelope import Envelope
 from meshwire.messages.generation import CatchUp
 from meshwire.messages.job import Generation, GivenUp, Member
 from meshwire.messages.link import Software
+from meshwire.messages.startup import StateReady
+from meshwire.rounds.effects import Message
 from tests.sim.clusterconnection import LinkEnd
 from tests.sim.clusterdisk import Disk
 from tests.sim.clusterexchange import Chunk, News
 from tests.sim.clusterlearner import Learner
 from tests.sim.clusternetwork import Event, Link, Node, Wake
-from tests.sim.clusterprocesses import Figures, LearnerProcesses
+from tests.sim.clusterprocesses import Figures, LearnerProcesses, Prepared
 from tests.sim.clusterrounds import SimulatedRounds, WatchedRounds
 from tests.sim.clusterwitness import Left, Losses, Witness
 from tests.sim.virtualloop import virtual_loop
@@ -143,10 +146,10 @@ class Daemon(Node):
         if generation is not None:
             job.take(generation)
         rtt_s, disk, tasks, processes = self.world.setting.rtt_s, self.disk, self.tasks, self.processes
-        self.agreement = Agreement(job, self._says_nothing)
+        self.agreement = Agreement(job, self._agrees)
         self.maker = SimulatedRounds(self)
         self.handler = handler = LearnerHandler(
-            job, self.agreement, Figures(), processes.preparation(), processes, tasks
+            job, self.agreement, Figures(), Prepared(self, together=True), processes, tasks
         )
         self.checkpointer = Checkpointer(job, disk.checkpoints, SOFTWARE, handler.states, tasks, self.maker.model)
         self.donor = StateDonor(job, disk.states, handler, self.checkpointer, tasks)
@@ -161,8 +164,12 @@ class Daemon(Node):
         else:
             self.host.begin_with_all()
 
-    def _says_nothing(self, rank: int, message: object) -> None:
-        raise AssertionError(f"{self.name} prepares with nobody: {message}")
+    def _agrees(self, rank: int, message: Wire) -> None:
+        """All start equal here: that a learner is ready is all that there is to say."""
+        assert isinstance(message, StateReady), f"{self.name} prepares with nobody: {message}"
+        assert self.generation is not None
+        if rank in self.round_links:
+            self.round_links[rank].send(News(self.generation.hash64(), 0, message))
 
     @property
     def known_job(self) -> KnownJob:
@@ -175,6 +182,16 @@ class Daemon(Node):
         """Of the history that it has."""
         watched = None if self.job is None else self.maker.watched
         return watched if watched is not None and self.host.rounds is watched.shipped else None
+
+    @property
+    def founding(self) -> bool:
+        """It is to begin the job with the others, once more (J3): there is nothing yet that could be lost."""
+        return self.job is not None and self.host.founding
+
+    @property
+    def has_history(self) -> bool:
+        """That others could go on with, were it only that of the beginning."""
+        return self.rounds is not None or self.founding
 
     @property
     def _shell(self) -> MembershipDriver[LinkEnd] | None:
@@ -263,6 +280,11 @@ class Daemon(Node):
         """By its daemon's word: its history is left, and these rounds are closed, or are about to be."""
         self._going_back = self.rounds
 
+    def prepares(self) -> None:
+        """Its next process is to begin the job with the others'; perhaps all go back to where that was."""
+        if self._going_back is not None:
+            self.loads(Entry(anew=True))
+
     def loads(self, entry: Entry) -> None:
         """It takes part from the cut on; perhaps all go back."""
         before, self._going_back = self._going_back, None
@@ -316,10 +338,11 @@ class Daemon(Node):
     def _hear(self, peer: "Daemon", shell: MembershipDriver[LinkEnd], body: object) -> None:
         if not isinstance(body, News | Chunk):
             shell.notice(peer.member.device, body)  # type: ignore[arg-type]
-        elif self.rounds is not None and self.generation is not None:
-            report = isinstance(body, News) and body.message is None
-            early = body.generation != self.rounds.generation and shell.promised(body.generation)
-            assert report or not early, "nobody sends in a generation before all have entered it"
+        elif self.generation is not None and (self.rounds is not None or self.founding):
+            of_rounds = isinstance(body, Chunk) or isinstance(body.message, Message)
+            own = None if self.rounds is None else self.rounds.generation
+            early = body.generation != own and shell.promised(body.generation) and not self.founding
+            assert not (of_rounds and early), "nobody sends in a generation before all have entered it"
             rank = rank_of(self.generation, peer.member.device)
             if rank is not None:
                 self._hear_member(rank, body)
@@ -358,9 +381,9 @@ class Daemon(Node):
 
     async def asked(self, device: str, body: object) -> object:
         """What another device wants to know. Raises RequestFailed."""
-        if self._shell is None or self.rounds is None:
+        if self._shell is None:
             raise RequestFailed(f"{self.name} has no history")
-        generation = self.rounds.generation
+        generation = None if self.rounds is None else self.rounds.generation
         try:
             return await self.host.asked(device, body)  # type: ignore[arg-type]
         except RequestFailed as error:

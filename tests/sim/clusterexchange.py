@@ -16,6 +16,7 @@ from meshwire.frames.header import Flags, Header, Kind
 from meshwire.memory_layout.footprint import ROUND_OBJECTS_BYTES, UNAPPLIED_BYTES_MAX
 from meshwire.memory_layout.shared_slots import MemoryLayout
 from meshwire.messages.job import Generation
+from meshwire.messages.startup import StateReady
 from meshwire.rounds.effects import Message
 
 BUCKETS = 2
@@ -24,11 +25,11 @@ SLOT_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """A round message of a member, or without one its report: each says how far its sender is."""
+    """A round message of a member, what it says before round 1, or its report: each says how far its sender is."""
 
     generation: int
     complete: int
-    message: Message | None
+    message: Message | StateReady | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ class Exchange:
         binds: BindsOfRounds,
         on_resume: Callable[[], None],
     ) -> None:
-        self._generation = generation.hash64()
+        self.generation = generation.hash64()
         self._ranks = generation.ranks
         self._rank = rank
         self._staleness = staleness
@@ -171,7 +172,7 @@ class Exchange:
             kind=Kind.CHUNK,
             payload_bytes=len(payload),
             flags=Flags.POISON if own.part is Part.POISON else Flags.NONE,
-            generation=self._generation,
+            generation=self.generation,
             round=number,
             step=self._rank,
             bucket=bucket,
@@ -187,7 +188,7 @@ class Exchange:
     # What arrives
 
     def chunk_announced(self, sender: int, header: Header) -> memoryview | str | None:
-        if self._fenced or header.generation != self._generation:
+        if self._fenced or header.generation != self.generation:
             return None
         complete = self._host.complete
         if not complete < header.round <= complete + 2 * (self._staleness + 1):
@@ -200,7 +201,7 @@ class Exchange:
         return memoryview(place)
 
     def chunk_received(self, header: Header) -> None:
-        if not self._fenced and header.generation == self._generation and not self._take(header):
+        if not self._fenced and header.generation == self.generation and not self._take(header):
             self._waiting.append(header)
 
     def decided(self) -> None:
@@ -336,7 +337,7 @@ class Exchange:
         """What is above the cut begins anew, but for the own parts."""
         assert self._fenced, "G2: a generation is left before the next one is entered"
         assert self._host.complete == cut, "G4: all hold the rounds up to the cut"
-        self._generation, self._ranks, self._links = generation, ranks, links
+        self.generation, self._ranks, self._links = generation, ranks, links
         self._fenced, self._outbox = False, []
         self._arrived.clear()
         self._places.clear()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshtraind.startup.requests import Preparation
+from meshtraind.transport.connection import Emit
 from meshtraind.transport.requests import RequestFailed
 from meshwire.message_base import Wire
 from meshwire.messages.job import End
@@ -38,16 +39,25 @@ FAILED_S = 1.0  # until a script that gets no state has ended
 
 
 class Prepared(Preparation):
-    """Of learners that have prepared together before the cluster is looked at: all are ready at once."""
+    """Of learners that all start equal.
 
-    def __init__(self, daemon: "Daemon") -> None:
+    Args:
+        together: all have prepared before the cluster is looked at, and are ready at once.
+    """
+
+    def __init__(self, daemon: "Daemon", *, together: bool) -> None:
         nothing: Callable[..., object] = lambda *_: None  # noqa: E731
         job = daemon.known_job
         super().__init__(job, {}, nothing, daemon.agreement, nothing)  # type: ignore[arg-type]
         self.manifest, self.plan, self.samples = MANIFEST, PLAN, daemon.world.space
+        self._together = together
 
-    async def ready(self, emit: object) -> None:
-        self._agreement.found()
+    async def ready(self, emit: Emit) -> None:
+        if self._together:
+            self._agreement.found()
+        else:
+            self._agreement._starts_from = self._agreement._giver
+            await super().ready(emit)
 
 
 class Figures:
@@ -134,11 +144,12 @@ class LearnerProcesses:
         if socket is not None:
             daemon.handler.lost(socket)
         if process is self._process:
+            founding = daemon.founding
             goes_on = daemon.host.learner_died(failed=failed)
             assert goes_on or self._world.failed, f"{daemon.name}: its learner has ended, and so would the job"
             if process is self._process:
                 self._process = None
-                if not self._given_up:
+                if not self._given_up and not founding:  # else when the others have begun
                     self._run()
         self._world.check(daemon)
 
@@ -157,7 +168,8 @@ class LearnerProcesses:
 
     def _call(self, process: Learner) -> None:
         if process is self._process and process.alive:
-            self._attach(process, self._join(process))
+            prepares = isinstance(self._daemon.handler.preparation, Preparation)
+            self._attach(process, self._begin(process) if prepares else self._join(process))
 
     def _attach(self, process: Learner, talk: Coroutine[object, object, None]) -> None:
         daemon = self._daemon
@@ -212,7 +224,8 @@ class LearnerProcesses:
         return not self._given_up
 
     def preparation(self) -> Preparation:
-        return Prepared(self._daemon)
+        self._daemon.prepares()
+        return Prepared(self._daemon, together=False)
 
     def begin_learner(self) -> None:
         self.end_learner()

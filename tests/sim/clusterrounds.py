@@ -187,7 +187,9 @@ class WatchedRounds:
         match input_:
             case GenerationEntered():
                 assert self.daemon.generation is not None
-                self.generation = self.daemon.generation.hash64()
+                self.generation = self.exchange.generation
+                of_now = self.generation == self.daemon.generation.hash64()
+                assert of_now or self.daemon.founding, "only before round 1 rounds are led through what was before them"
             case RoundServed(done):
                 self._served(done)
         for effect in effects:

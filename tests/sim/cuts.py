@@ -9,7 +9,7 @@ import argparse
 import itertools
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from meshwire.membership.effects import (
     CatchUpFrom,
@@ -180,7 +180,8 @@ class Mesh:
             if any(other.generation != generation for other in there):
                 continue
             held = [other.machine.generation for other in self.peers if other.history is not None]
-            self.line.went_on(generation, [other for other in held if other is not None])
+            nobody_ends: Callable[..., bool] = lambda *_: False  # noqa: E731
+            self.line.went_on(generation, [other for other in held if other is not None], nobody_ends, nobody_ends)
             self._went_on.add(generation.hash64())
             for other in there:
                 assert other.history is not None

@@ -109,6 +109,27 @@ def test_survivors_of_crashes_never_load() -> None:
         check_undisturbed(cluster, crashed)
 
 
+@pytest.mark.parametrize("founders", [2, 3])
+def test_learners_that_all_die_before_round_1_begin_the_job_once_more(founders: int) -> None:
+    """J3: as long as no round is complete, nothing is lost by that. They are killed at any moment of the first step,
+    with what was in memory, and again as they prepare."""
+    began_anew = 0
+    for seed in range(6):
+        random = Random(seed)
+        cluster = Cluster(seed, Setting(founders=founders, sync=sync_settings("ssp:2"), patience_s=PATIENCE_S))
+        for _ in range(1 + seed % 3):
+            cluster.run_until(cluster.now_s + random.uniform(0.05, 0.45))
+            for daemon in cluster.daemons:
+                daemon.maker.memory.kept.dirty = True
+                daemon.do(daemon.processes.kill)
+        cluster.run_until(cluster.now_s + 0.3)
+        began_anew += cluster.befallen["gone back"]
+        cluster.recover()
+        assert cluster.well(), cluster.story()
+        cluster.check_end()
+    assert began_anew > founders
+
+
 @pytest.mark.slow
 def test_a_hiccup_costs_nobody_its_history() -> None:
     """G6: a link that comes back within the grace leads to the same members in a new generation."""
