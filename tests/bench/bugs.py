@@ -588,6 +588,14 @@ BUGS: tuple[Bug, ...] = (
     ),
     # The membership's host, and a learner's way into a job, which the seeded clusters run as they ship.
     Bug(
+        "host-memory-not-made-anew-where-the-job-begins-once-more",
+        "meshtraind.session.membership_host",
+        "MembershipHost._serve_first",
+        "self._maker.new_memory()",
+        "pass",
+        f"{SIM}/test_recovery.py -k begin_the_job",
+    ),
+    Bug(
         "host-memory-not-made-anew",
         "meshtraind.session.membership_host",
         "MembershipHost.begin_loading",
