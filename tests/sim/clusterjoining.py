@@ -251,6 +251,9 @@ class JoinRequests:
     def _ask_next(self) -> None:
         if not self._goes_on:
             return
+        generation = self._daemon.generation
+        if generation is not None and generation.learning and self._rounds.shipped.hold_others_up:
+            self._after_round = self._rounds.shipped.learner.loads_anew()
         if self._donors:
             donor = self._donors.pop(0)
             asked = AskState(self._after_round, self._daemon.member.device)
