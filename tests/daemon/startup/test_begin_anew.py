@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
@@ -218,6 +219,11 @@ class Laptop:
         return self.session.rounds.complete if self.session.rounds is not None else 0
 
 
+def _end(run: "asyncio.Task[None]", _code: object) -> None:
+    """The process has ended: its script says no more."""
+    run.cancel()
+
+
 class Household:
     """Two laptops, and their scripts."""
 
@@ -247,7 +253,7 @@ class Household:
                 process = Script.running.get(own.member.name)
                 if process is not None and process not in self._runs and not process.code.done():
                     run = self._runs[process] = self.tasks.spawn(process.run(own.session), "script")
-                    process.code.add_done_callback(lambda _code, run=run: run.cancel())  # nobody hears more of it
+                    process.code.add_done_callback(partial(_end, run))  # nobody hears more of it
             await asyncio.sleep(0.002)
 
     def kill_all(self) -> None:
@@ -314,7 +320,12 @@ async def test_a_job_begins_once_more_whose_scripts_are_all_killed_before_round_
 async def test_and_once_more_after_that(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """J3: killed on and on, as where there is too little memory, at the pace of all restarts."""
     waited: list[int] = []
-    monkeypatch.setattr(learnerlife, "pause_s", lambda kills: waited.append(kills) or 0.0)
+
+    def pause_s(kills: int) -> float:
+        waited.append(kills)
+        return 0.0
+
+    monkeypatch.setattr(learnerlife, "pause_s", pause_s)
     allowed(monkeypatch, "ready")
     async with household(monkeypatch, tmp_path) as home:
         for time_ in range(3):
