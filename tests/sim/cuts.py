@@ -33,7 +33,7 @@ from meshwire.membership.inputs import (
     TimerDue,
 )
 from meshwire.membership.machine import Membership
-from meshwire.messages.generation import Standing
+from meshwire.messages.generation import Holding, Standing
 from meshwire.messages.job import Generation, Member
 from meshwire.rounds.chain import START
 from meshwire.timeouts import Timeouts
@@ -101,7 +101,15 @@ class Peer:
         if self.history is None:
             return Standing(generation=None, number=0, complete=0, chains=(), samples=0, linked=())
         chains, complete = (START, *self.history)[-9:], len(self.history)
-        return Standing(generation=0, number=0, complete=complete, chains=chains, samples=complete, linked=())
+        return Standing(
+            generation=0,
+            number=0,
+            complete=complete,
+            chains=chains,
+            samples=complete,
+            linked=(),
+            holding=Holding(base=True),
+        )
 
 
 class Mesh:
@@ -180,8 +188,8 @@ class Mesh:
             if any(other.generation != generation for other in there):
                 continue
             held = [other.machine.generation for other in self.peers if other.history is not None]
-            nobody_ends: Callable[..., bool] = lambda *_: False  # noqa: E731
-            self.line.went_on(generation, [other for other in held if other is not None], nobody_ends, nobody_ends)
+            there_too = [other for other in held if other is not None]
+            self.line.went_on(generation, there_too, lambda _life: False, lambda _apart, _root: False)  # nobody ends
             self._went_on.add(generation.hash64())
             for other in there:
                 assert other.history is not None

@@ -115,6 +115,11 @@ class LearnerInputs:
         self._performer.handle(LearnerLoads())
         return max(self._parts.job_rounds.machine.applied, self._loadable_after)
 
+    def loads_anew(self) -> int:
+        """J1: it asks for a state once more, and the others wait for it: nothing of before is kept for it any more."""
+        self._performer.handle(LearnerDied("it asks for another state, and the others have gone on", None))
+        return self.loads()
+
     def loaded(self, round_: int) -> None:
         """J1: a new learner holds the base after `round_`, which is complete here. It waits to be taken in."""
         self._performer.handle(BaseLoaded(round_))

@@ -408,14 +408,15 @@ class Membership:
                 state.effects.append(TurnedAway(f"the job has all the {len(other.members)} devices it takes: {names}"))
             return
         match relation(state.entered, state.lineage, other, where.ancestors):
-            case Relation.OLDER | Relation.PARTED if where.based and not state.based:
-                pass  # whoever has nothing of the own history yields to it (the proposer)
+            case Relation.OLDER | Relation.PARTED if where.based and not state.has_base:
+                pass  # whoever has nothing of the own history yields to it (the proposer), or loads first
             case Relation.OLDER:
                 self._tell_where(device)
             case Relation.NEWER if state.me in other.live.values() and ballot(other) > ballot(state.entered):
                 pass  # it may be entered here, too
             case Relation.NEWER | Relation.PARTED if state.based and not where.based:
-                self._tell_where(device)  # nobody there can go on from it: this device keeps what it has
+                if state.has_base:
+                    self._tell_where(device)  # nobody there has what it needs: this device keeps what it has
             case Relation.NEWER if other.root == state.entered.root:
                 self._proposer.note_apart(device, where)  # those that are left here may be entitled, and it provisional
             case Relation.NEWER if self._proposer.was_away(now_s):

@@ -105,16 +105,27 @@ def keep(standings: Mapping[int, Standing], proposer: int) -> KeptHistory:
     return KeptHistory(cut, standings[source].chains[-1], source, lacking(source))
 
 
-def enter_message(generation: Generation, standings: Mapping[int, Standing], proposer: int) -> Enter:
-    """What all members are told once all have promised. Whoever reloads counts as holding the cut."""
+def enter_message(
+    generation: Generation, standings: Mapping[int, Standing], proposer: int, *, awaited: bool = True
+) -> Enter:
+    """What all members are told once all have promised. Whoever reloads counts as holding the cut.
+
+    Args:
+        awaited: somebody who is not here may have the base.
+    """
     kept = keep(standings, proposer)
     founded = any(held.founded for held in standings.values())
-    # While a learner computes, the rounds go on. Else it depends on what is left to load from (J3).
-    way = WayOn("on") if generation.learning else way_on(standings, kept.cut, kept.reload)
+    way = way_on(standings, kept.cut, kept.reload)
     if way.way == "back" and generation.provisional and founded:
         way = WayOn("wait")  # somebody who is silent may have the base, with all that was committed
-    if way.way == "wait" and not founded:
-        way = WayOn("none")  # the job has not begun: nobody who is elsewhere has what these lack
+    if way.way == "wait" and not (founded and awaited):
+        # Nobody has what these lack. (Before the job has begun nobody who is elsewhere has it either.)
+        way = WayOn("none")
+    bases = {rank for rank in kept.reload if standings[rank].generation is not None and standings[rank].holding.base}
+    if way.way == "none" and bases:  # no base is given up for none (G4)
+        way, kept = WayOn("on"), keep({rank: _alone(held, rank in bases) for rank, held in standings.items()}, proposer)
+    if generation.learning:
+        way = WayOn("on")  # while a learner computes, the rounds go on; else it depends on what is left to load (J3)
     if way.source is not None and (saved := standings[way.source].holding.saved) is not None:
         kept = KeptHistory(*saved, way.source, tuple(sorted(standings)))
     complete = {rank: kept.cut if rank in kept.reload else held.complete for rank, held in standings.items()}
@@ -133,6 +144,11 @@ def enter_message(generation: Generation, standings: Mapping[int, Standing], pro
         founded=any(held.founded for rank, held in standings.items() if rank not in kept.reload),
         way=way.way,
     )
+
+
+def _alone(standing: Standing, counts: bool) -> Standing:
+    """As it is, or without its history."""
+    return standing if counts else standing.model_copy(update={"generation": None})
 
 
 def _counted(standing: Standing) -> int:

@@ -146,10 +146,8 @@ class Proposer:
             return None
         self.proposal = None  # it is not withdrawn: from now on somebody may enter it
         self.forget()
-        enter = enter_message(proposal.generation, proposal.standings, state.rank)
-        if enter.way == "wait" and not self._waits_for_base(now_s):
-            return enter.model_copy(update={"way": "none"})
-        return enter
+        awaited = self._waits_for_base(now_s)
+        return enter_message(proposal.generation, proposal.standings, state.rank, awaited=awaited)
 
     # What speaks for another generation.
 

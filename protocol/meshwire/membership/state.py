@@ -114,16 +114,23 @@ class MembershipState:
         return generation in self._promises or generation in self.lineage
 
     @property
-    def based(self) -> bool:
-        """Is the base of the history entered here: in this device, in one that is linked and computes, or, while nobody
-        computes, in what all have agreed to go on from?"""
+    def has_base(self) -> bool:
+        """Is the base of the history entered here: in this device, or in one that is linked and computes?"""
         entered = self.entered
         if entered is None:
             return False
-        others = {rank: member for rank, member in entered.live.items() if member != self.me}
-        there = {rank for rank, member in others.items() if self._is_with_us(member, entered)}
-        agreed = not entered.learning and self.way in ("on", "back") and len(there) == len(others)
-        return self.holding.base or bool(there & {*entered.learning}) or agreed
+        others = (entered.members[rank] for rank in entered.learning)
+        return self.holding.base or any(one != self.me and self._is_with_us(one, entered) for one in others)
+
+    @property
+    def based(self) -> bool:
+        """Can the history entered be gone on from here: is its base, or, while nobody computes, what all have agreed to
+        go on from, perhaps a checkpoint that is still to be loaded?"""
+        entered = self.entered
+        if entered is None or entered.learning or self.way not in ("on", "back"):
+            return self.has_base
+        others = (member for member in entered.live.values() if member != self.me)
+        return self.has_base or all(self._is_with_us(member, entered) for member in others)
 
     def _is_with_us(self, member: Member, entered: Generation) -> bool:
         """Is it linked, and has not left this generation, as far as it has said?"""
@@ -235,7 +242,7 @@ class MembershipState:
         assert self.entered is not None, "nowhere"
         self._told_where.add(device)
         where = Where(
-            job=self.job, generation=self.entered, ancestors=self.lineage, samples=self.samples, based=self.based
+            job=self.job, generation=self.entered, ancestors=self.lineage, samples=self.samples, based=self.has_base
         )
         self.send(device, where)
         return where.samples
@@ -333,6 +340,8 @@ class MembershipState:
         """G4: what this member brings."""
         if held.generation is None:
             self.entered = None
+        else:
+            self.holding = held.holding
         self.standing = self.would_say(held)
         return self.standing
 

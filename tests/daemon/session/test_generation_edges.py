@@ -173,6 +173,24 @@ async def test_nothing_is_kept_and_nobody_waits_until_a_process_begins_to_load(m
 
 
 @pytest.mark.asyncio
+async def test_who_asks_for_another_state_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """J1: the state that was asked for first will not come; what was kept for it is let go."""
+    monkeypatch.setattr(footprint, "UNAPPLIED_BYTES_MAX", 0)
+    async with Desk(2, "ssp:1") as desk:
+        desk.rounds.learner.dead("its process has ended")
+        assert desk.rounds.learner.loads() == 0
+        for round_ in range(1, 5):
+            round_of_others(desk, round_)
+        assert desk.rounds.hold_others_up
+        assert desk.rounds.learner.loads_anew() == 4
+        assert not desk.rounds.hold_others_up
+        assert not executor_of(desk.rounds)._memory.rounds
+        round_of_others(desk, 5)
+        desk.rounds.learner.loaded(4)
+        assert not desk.failed
+
+
+@pytest.mark.asyncio
 async def test_a_peer_that_only_forwards_keeps_nothing_of_the_rounds() -> None:
     """A hub does so for months, a laptop whose script cannot run for as long as the others train."""
     async with Desk(2, "ssp:1", codec="topk:0.1") as desk:
@@ -254,10 +272,11 @@ async def ask_state(
     others: tuple[Offers, ...] = (),
     own: Callable[[AskState], Awaitable[SavedState]] = nothing_saved,
     kept: int | None = None,
+    holds_up: bool = False,
 ) -> StateTask:
-    """By a device whose rounds go on, one in each millisecond."""
-    learner = SimpleNamespace(loads=lambda: 7)
-    rounds = SimpleNamespace(complete=7, learner=learner, chain_after=chain_of)
+    """By a device whose rounds go on, one in each millisecond; or it `holds_up` the others, and would ask anew."""
+    learner = SimpleNamespace(loads=lambda: 7, loads_anew=lambda: 8)
+    rounds = SimpleNamespace(complete=7, learner=learner, chain_after=chain_of, hold_others_up=holds_up)
 
     async def done(*_args: object) -> None:
         pass
@@ -320,6 +339,18 @@ async def test_a_link_that_breaks_while_a_state_is_loaded_costs_no_process(monke
     lost = [ConnectionEnded("the connection broke")] * 5
     task = await ask_state(monkeypatch, Offers(*lost, state_of(9)))
     assert task.round == 9
+
+
+@pytest.mark.asyncio
+async def test_who_holds_the_others_up_asks_for_a_state_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """J1: its donor was lost, and no further round can be kept for it; with s=0 the next donor is in the middle of a
+    step, which waits for this device, and could never give its state. Where nobody computes no round waits, and an old
+    state may be the only one."""
+    lost = ConnectionEnded("the connection broke")
+    assert (await ask_state(monkeypatch, Offers(lost, state_of(8)), holds_up=True)).round == 8
+    with pytest.raises(RequestFailed, match="the state after round 7, not after 8"):
+        await ask_state(monkeypatch, Offers(lost, state_of(7)), holds_up=True)
+    assert (await ask_state(monkeypatch, others=(Offers(state_of(7)),), holds_up=True)).round == 7
 
 
 @pytest.mark.asyncio

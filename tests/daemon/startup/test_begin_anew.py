@@ -219,6 +219,11 @@ class Laptop:
         return self.session.rounds.complete if self.session.rounds is not None else 0
 
 
+def _end(run: "asyncio.Task[None]", _code: object) -> None:
+    """The process has ended: its script says no more."""
+    run.cancel()
+
+
 class Household:
     """Two laptops, and their scripts."""
 

@@ -160,6 +160,30 @@ def test_who_has_left_has_no_base_of_this_history(how: str) -> None:
     assert told(two.handle(LinkUp(THREE, MEMBERS[2].incarnation), 1.1), THREE) == [False]
 
 
+def test_a_checkpoint_is_no_base_until_it_is_loaded() -> None:
+    """G4, J3: peer0 and peer1 have lost their bases and go back; peer2, which slept with its own, keeps it until one of
+    them computes. They tell it nothing again and again meanwhile, and do not yield to it."""
+    back = following(2, 0, ranks=(0, 1), learning=())
+    two = machine(1)
+    two.handle(LinkDown(THREE, "silent"), 0.1)
+    two.handle(MessageFrom(ONE, Propose(generation=back)), 0.5)
+    two.handle(LOADS.model_copy(update={"holding": Holding(loads_after=4, saved=(2, b"s" * 16))}), 0.5)
+    complete, chain = ((0, 2), (1, 2)), b"s" * 16
+    enter = enter_of(back, cut=2, chain=chain, complete=complete, reload=(0, 1), way="back", counted=0, learning=())
+    two.handle(MessageFrom(ONE, enter), 0.6)
+    two.handle(CaughtUpToCut(), 0.6)
+    two.handle(MessageFrom(ONE, Entered(job=JOB, generation=back.hash64())), 0.7)
+    assert two.phase is MembershipPhase.RUNNING
+    assert told(two.handle(LinkUp(THREE, MEMBERS[2].incarnation), 1.0), THREE) == [False]
+    effects = two.handle(MessageFrom(THREE, where(FIRST, based=True)), 1.1) + two.handle(TimerDue(), 60.0)
+    assert not {HistoryLeft, Where} & {*kinds(effects)}
+    computes = following(3, 0, ranks=(0, 1), learning=(1,))
+    two.handle(MessageFrom(ONE, Propose(generation=computes)), 61.0)
+    two.handle(HELD.model_copy(update={"complete": 2, "chains": (chain,)}), 61.0)
+    enter = enter_of(computes, cut=2, chain=chain, complete=complete)
+    assert told(two.handle(MessageFrom(ONE, enter), 61.1), THREE) == [True]
+
+
 def test_who_asks_in_asks_those_that_have_a_base() -> None:
     """G7: a newer generation that waits for one can give it nothing."""
     three = machine(2, None)

@@ -37,7 +37,18 @@ from meshwire.membership.links import MemberLinks
 from meshwire.membership.machine import Membership
 from meshwire.membership.quorum import electorate_of, is_entitled
 from meshwire.membership.requests import MemberRequests
-from meshwire.messages.generation import AskIn, Enter, Entered, Promised, Propose, Refused, Standing, Where, Wish
+from meshwire.messages.generation import (
+    AskIn,
+    Enter,
+    Entered,
+    Holding,
+    Promised,
+    Propose,
+    Refused,
+    Standing,
+    Where,
+    Wish,
+)
 from meshwire.messages.job import Generation, Member
 from meshwire.timeouts import Timeouts
 
@@ -47,7 +58,15 @@ ONE, TWO, THREE = (member.device for member in MEMBERS)
 FIRST = Generation.first(JOB, ONE, MEMBERS)
 TIMEOUTS = Timeouts(5.0, 0.01)
 BEGUN = {"history": electorate_of(FIRST, entered=True), "votes": (electorate_of(FIRST, entered=True),)}
-HELD = Standing(generation=0, number=0, complete=4, chains=(b"c" * 16, b"d" * 16), samples=40, linked=())
+HELD = Standing(
+    generation=0,
+    number=0,
+    complete=4,
+    chains=(b"c" * 16, b"d" * 16),
+    samples=40,
+    linked=(),
+    holding=Holding(base=True),
+)
 
 
 def machine(rank: int, generation: Generation | None = FIRST) -> Membership:

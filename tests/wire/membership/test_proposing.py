@@ -8,7 +8,7 @@ from meshwire.membership import proposals as proposing
 from meshwire.membership.lineage import Relation, ballot, keeps_history, relation
 from meshwire.membership.proposal_checks import enter_wrong, list_wrong, number_wrong
 from meshwire.membership.proposals import enter_message, keep, lies_on, roll_of, worst_linked
-from meshwire.messages.generation import Standing
+from meshwire.messages.generation import Holding, Standing
 from meshwire.messages.job import Generation, Member
 
 JOB = "j" + "0" * 11
@@ -102,6 +102,32 @@ def test_equal_counts_are_no_equal_histories(monkeypatch: pytest.MonkeyPatch) ->
     assert keep(standings, proposer=0).reload == (1,)
     monkeypatch.setattr(proposing, "lies_on", lambda held, history: held.complete <= history.complete)
     assert keep(standings, proposer=0).reload == ()
+
+
+@pytest.mark.parametrize("learning", [(), (0,)])
+@pytest.mark.parametrize("awaited", [False, True])
+def test_no_base_is_given_up_for_a_longer_history_of_which_nobody_has_one(
+    learning: tuple[int, ...], awaited: bool
+) -> None:
+    """G4: peer0 was to be served round 9 by who has died since; peer1 and peer2 have entered after it, and only load.
+    Where somebody may have what they are to load, and peer0's learner computes no more, he is waited for."""
+    has = {"founded": True}
+    standings = {
+        0: standing(1, 8).model_copy(update=has | {"holding": Holding(base=True, loads_after=8)}),
+        1: standing(2, 9, kept=1).model_copy(update=has | {"holding": Holding(loads_after=9)}),
+        2: standing(2, 9, kept=1).model_copy(update=has | {"holding": Holding(loads_after=9)}),
+        3: standing(1, 7).model_copy(update=has | {"holding": Holding(loads_after=7)}),
+    }
+    proposed = generation(3, (0, 1, 2, 3), 1).model_copy(update={"learning": learning})
+    enter = enter_message(proposed, standings, 1, awaited=awaited)
+    if awaited:
+        assert (enter.cut, enter.way) == (9, "on" if learning else "wait")
+        return
+    assert (enter.cut, enter.chain, enter.source, enter.way) == (8, chain("a", 8), 0, "on")
+    assert enter.reload == (1, 2, 3)
+    assert not [wrong for rank in standings if (wrong := enter_wrong(enter, proposed, rank, standings[rank]))]
+    loads = {rank: held.model_copy(update={"holding": Holding(loads_after=9)}) for rank, held in standings.items()}
+    assert enter_message(proposed, loads, 1, awaited=False).cut == 9, "nobody has a base"
 
 
 def test_the_source_is_who_can_serve_most() -> None:
