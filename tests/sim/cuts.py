@@ -9,7 +9,7 @@ import argparse
 import itertools
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from meshwire.membership.effects import (
     CatchUpFrom,

@@ -149,7 +149,7 @@ class JoinRequests:
                     return task
             for donor in computing or self._host.others:
                 if computing and self._rounds.hold_others_up:  # the one of now may wait for this device, too
-                    asked = AskState(job=self._job.spec.job, after_round=self._rounds.learner.loads_anew())
+                    asked = AskState(job=self._job, after_round=self._rounds.learner.loads_anew())
                     self._note_chain(asked.after_round)
                 try:
                     return await self._load_from(donor, asked, len(body.units), emit)

@@ -269,10 +269,6 @@ class Household:
             await own.router.registry._tasks.close()
 
 
-def _end(run: "asyncio.Task[None]", _code: object) -> None:
-    run.cancel()
-
-
 @asynccontextmanager
 async def household(monkeypatch: pytest.MonkeyPatch, folder: Path) -> AsyncIterator[Household]:
     monkeypatch.setattr(learnerlife, "LearnerProcess", Script)
