@@ -136,6 +136,9 @@ class JobSession:
         await self._learners.kill()
         if run == self._learners.run:
             self.learner.let_go("another process takes its place")  # it may have called just before it was ended
+            asked = self.learner.preparation
+            if isinstance(asked, Preparation) and asked.manifest is not None:  # and asked what the next one is to ask
+                self.learner.begin_anew(None, self.preparation())
         await self._learners.pause()
         try:
             going_on = True

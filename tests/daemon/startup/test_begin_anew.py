@@ -166,6 +166,10 @@ class Line:
             place[:] = content or b""
             router.chunk_received(device, header)
 
+    async def request(self, body: Any, **_settings: object) -> Wire:
+        """What a member that catches up asks."""
+        return await self.receiver.router.answer_member(self.sender.member.device, body)
+
     def on_writable(self, _callback: object) -> Callable[[], None]:
         return lambda: None
 
