@@ -51,6 +51,7 @@ def test_a_function_is_found_in_another_module(tmp_path: Path) -> None:
     assert place(tmp_path, bug("Counter.count"))[0].name == "counter.py", "the module that is named goes first"
 
 
+@pytest.mark.slow
 def test_each_bug_can_be_planted() -> None:
     """Its text is still there: whoever changes the code writes its bugs anew."""
     for planned in BUGS:

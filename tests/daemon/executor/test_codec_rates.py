@@ -127,7 +127,7 @@ async def spend(codec: str, budget: int, staleness: int, seed: int) -> None:
 
 
 @pytest.mark.usefixtures("small_chunks")
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(
     codec=st.sampled_from(["topk:0.3", "sidco:0.3", "threshold:rms=0.5", "topk:1..0.1/3"]),
     budget=st.integers(9_000, 25_000),

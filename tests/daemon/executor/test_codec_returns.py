@@ -20,6 +20,7 @@ from tests.daemon.executorring import NORM_BUCKETS, PLAN, Offer
 from tests.daemon.lowrankring import LowRankRing
 from tests.daemon.shardedmesh import ShardedMesh, Wide, constant_offers, in_units
 from tests.daemon.sketchring import SketchRing
+from tests.tiers import mostly_slow
 
 ROUNDS, MEMBERS, LOST = 12, 3, 2
 SIZES = (1.0, 1 / 32, 2.0)  # of rounds: what is left out follows their weights
@@ -239,7 +240,7 @@ async def test_a_member_is_lost_in_the_middle_of_a_round_and_returns(
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("codec", ["dgc:0.05,ramp=4", "dgc:0.05,ramp=0,gather"])
+@pytest.mark.parametrize("codec", mostly_slow(["dgc:0.05,ramp=4", "dgc:0.05,ramp=0,gather"]))
 async def test_models_are_equal_where_workers_keep_their_momentum(codec: str) -> None:
     """DGC: what is sent is of velocities, which begin anew with who returns."""
     story = await played(parse_codec(codec))

@@ -135,7 +135,9 @@ class TwoWitnesses:
             witness.took(input_, now_s, effects)
 
 
-@pytest.mark.parametrize("staleness", [2, pytest.param(0, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "staleness", [pytest.param(2, marks=pytest.mark.slow), pytest.param(0, marks=pytest.mark.long)]
+)
 def test_a_run_through_generations_is_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, staleness: int) -> None:
     """G2 to G6, J1: what was served, entered and loaded is in the trace, and a machine may begin at a cut."""
     made: list[tuple[Path, Trace, RoundMachine]] = []

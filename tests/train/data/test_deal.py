@@ -230,7 +230,9 @@ def test_steps_are_lost_and_passed_over_in_these_runs() -> None:
 
 
 @pytest.mark.parametrize("persistent", mostly_slow([False, True]))
-@pytest.mark.parametrize("sync", [LOCKSTEP, claims(2)], ids=["lockstep", "claims"])
+@pytest.mark.parametrize(
+    "sync", [LOCKSTEP, pytest.param(claims(2), marks=pytest.mark.slow)], ids=["lockstep", "claims"]
+)
 @pytest.mark.parametrize("prefetch", mostly_slow([2, 30]))
 def test_workers_prefetch(sync: SyncSettings, persistent: bool, prefetch: int) -> None:
     """X2: what the workers have in hand when a loop is left comes first in the next one; of any number."""

@@ -280,6 +280,7 @@ def test_train_gpt_refuses_zero_steps(world: World, monkeypatch: pytest.MonkeyPa
 # Templates
 
 
+@pytest.mark.slow
 def test_gpt_template_runs_as_written(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = world.data.parent
     written = write_example("gpt", folder)

@@ -134,7 +134,7 @@ def test_what_the_job_would_refuse_is_refused(tmp_path: Path, sync: str, codec: 
     assert not (tmp_path / "size.json").exists()
 
 
-@pytest.mark.parametrize("how", mostly_slow(["loader", "none"]))
+@pytest.mark.parametrize("how", mostly_slow(["loader", "none"], 0))
 def test_a_measured_script_ends_at_prepare(tmp_path: Path, how: str) -> None:
     """It writes the sizes, trains nothing, and leaves nothing in the user's folder."""
     work = tmp_path / "work"
