@@ -59,7 +59,7 @@ def test_a_log_that_is_rotated_is_read_on(path: Path) -> None:
 def test_the_same_seed_makes_the_same_mutants() -> None:
     def frames(seed: int) -> list[bytes]:
         mutants = Mutants(random.Random(seed), JOB, 7)
-        return [mutants.frame() for _ in range(300)]
+        return [mutants.frame() for _ in range(60)]
 
     assert frames(1) == frames(1) != frames(2)
 
@@ -114,6 +114,7 @@ def test_bounds_stay_below_what_harms() -> None:
     assert Bounds().log_bytes_per_s * 3600 <= 4 * 1024 * 1024
 
 
+@pytest.mark.slow
 def test_a_name_that_no_attack_has_is_a_usage_error() -> None:
     command = [sys.executable, "-m", "tests.bench.attack", "--attack", "no such attack"]
     root = Path(__file__).parents[2]

@@ -43,7 +43,7 @@ def of_rank(rank: int, rounds: int, members: int) -> Mapping[int, Sequence[Offer
     return made
 
 
-@settings(max_examples=16, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(mode=MODES, seed=st.integers(0, 2**32), joins=st.booleans())
 def test_nothing_is_lost_and_means_are_bit_equal(mode: tuple[str, int], seed: int, joins: bool) -> None:
     """P1, V1, C1, G6: over void rounds, rounds that run again, and members that come in; all hold the same bits."""

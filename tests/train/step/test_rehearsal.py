@@ -154,7 +154,7 @@ def takes_one_batch(_: LearnerSession, model: Net, loader: Any, optimizer: Any, 
     scaler.update()
 
 
-@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "scaled"])
+@pytest.mark.parametrize("scaled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "scaled"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("epoch", [steps_behind_its_loop, fetches_ahead, takes_one_batch])
 def test_a_step_behind_the_loop_is_rehearsed_too(epoch: Callable[..., None], mode: str, scaled: bool) -> None:
