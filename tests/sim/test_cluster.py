@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
     "part",
     [
         0,
-        *(pytest.param(part, marks=pytest.mark.slow if part < 6 else pytest.mark.long) for part in range(1, PARTS)),
+        *(pytest.param(part, marks=pytest.mark.slow if part < 4 else pytest.mark.long) for part in range(1, PARTS)),
     ],
 )
 def test_every_schedule_keeps_the_rules_and_recovers(part: int) -> None:
@@ -51,7 +51,7 @@ def test_transcripts_are_as_written(name: str) -> None:
     assert transcript(name) == (FOLDER / f"{name}.txt").read_text("utf-8")
 
 
-@pytest.mark.parametrize(("side", "daemons"), [((2, 3), 2), pytest.param((3,), 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("side", "daemons"), [((2, 3), 2), pytest.param((3,), 1, marks=pytest.mark.long)])
 def test_who_went_on_alone_tells_what_it_gives_up(side: tuple[int, ...], daemons: int) -> None:
     """G4: after two minutes apart hundreds of rounds; every member of the side says the same."""
     cluster = Cluster(1, Setting(founders=4))
