@@ -179,7 +179,7 @@ class Daemon(Node):
 
     @property
     def rounds(self) -> WatchedRounds | None:
-        """Of the history that it has."""
+        """The rounds of the history that it has; None while it has none, or leaves one."""
         watched = None if self.job is None else self.maker.watched
         return watched if watched is not None and self.host.rounds is watched.shipped else None
 

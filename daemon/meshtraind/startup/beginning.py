@@ -42,5 +42,5 @@ class JobBeginning:
         return passed
 
     async def delete_files(self) -> None:
-        """Of the checkpoint. Raises OSError."""
+        """Deletes the files of the checkpoint that the job has begun from. Raises OSError."""
         await asyncio.to_thread(shutil.rmtree, self._folder)

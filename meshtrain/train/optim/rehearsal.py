@@ -27,20 +27,38 @@ class HeldBuffers(Protocol):
         """These values into the model."""
 
 
+class TakesGradients(Protocol):
+    """Whoever hears of gradients as a backward pass makes them.
+
+    Attributes:
+        idle: while it is set, they stay where they are.
+    """
+
+    idle: bool
+
+
 class Rehearsal:
-    """Keeps what a step would change, from `begin` until `end`. That its gradients stay here is for whoever stands in
-    place of `optimizer.step()`, and that `step` is called instead.
+    """Keeps what a step would change, from `begin` until `end`. Whoever stands in place of `optimizer.step()` calls
+    `step` instead of its own, and `updated` when a scaler has ended it.
 
     Args:
         parameters: that are trained.
         scaling: of the script's GradScaler.
+        taker: is to take no gradients meanwhile.
 
     Attributes:
         on: a step is rehearsed.
         left: the script has left the loop: the rehearsal ends with its next step.
     """
 
-    def __init__(self, parameters: Sequence[torch.Tensor], buffers: HeldBuffers, scaling: LossScaling) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        buffers: HeldBuffers,
+        scaling: LossScaling,
+        taker: TakesGradients,
+    ) -> None:
+        self._taker = taker
         self._parameters = parameters
         self._buffers = buffers
         self._scaling = scaling
@@ -57,12 +75,20 @@ class Rehearsal:
             parameter.grad = None
         self._held = self._buffers.held()
         self._scaler = copy.deepcopy(self._scaling.state())
-        self.on = True
+        self._taker.idle = self.on = True
 
     def step(self, closure: Callable[[], Any] | None) -> Any:
         """Instead of the optimizer's: does nothing but run what the script gives it."""
         with torch.enable_grad():
-            return None if closure is None else closure()
+            result = None if closure is None else closure()
+        if not self._scaling.active:
+            self.updated()
+        return result
+
+    def updated(self) -> None:
+        """A step has ended, with a scaler by its `update`. Behind the loop it was the last that is rehearsed."""
+        if self.left:
+            self.end()
 
     def restore(self) -> None:
         """The model is as it was at `begin`, for whoever evaluates it."""
@@ -82,4 +108,4 @@ class Rehearsal:
         if self._scaler is not None:
             self._scaling.load(self._scaler)
         self._gradients, self._held, self._scaler = [], {}, None
-        self.on = self.left = False
+        self._taker.idle = self.on = self.left = False

@@ -35,13 +35,7 @@ class ScriptSteps(Protocol):
 
     @property
     def rehearsal(self) -> Rehearsal:
-        """Of a step that counts for nothing."""
-
-    def begin_rehearsal(self) -> None:
-        """What the script computes from now on counts for nothing (X4)."""
-
-    def end_rehearsal(self) -> None:
-        """All is as it was when the rehearsal began."""
+        """Computes steps that count for nothing, over epochs of which there is nothing for this learner (X4)."""
 
     def close(self) -> None:
         """The optimizer steps as it did before."""
@@ -152,7 +146,7 @@ class Engine:
 
     def begin_rehearsal(self) -> None:
         """The loader gives a batch that no step needs: what the script makes of it counts for nothing."""
-        self.steps.begin_rehearsal()
+        self.steps.rehearsal.begin()
 
     def leave_rehearsal(self) -> None:
         """The loop is over or was left: one step more is rehearsed. Does nothing where none is."""
@@ -162,7 +156,7 @@ class Engine:
     def end_rehearsal(self) -> None:
         """The next step counts. Does nothing where none is rehearsed."""
         if self.steps.rehearsal.on:
-            self.steps.end_rehearsal()
+            self.steps.rehearsal.end()
 
     # For the daemon
 

@@ -39,7 +39,7 @@ class GradientStep:
         staleness: the bound s.
 
     Attributes:
-        rehearsal: of a step that counts for nothing.
+        rehearsal: of steps over epochs of which there is nothing for this learner (X4).
     """
 
     def __init__(
@@ -62,10 +62,10 @@ class GradientStep:
         self._lent = lent
         self._staleness = staleness
         optimizer = base.step.optimizer
-        self.rehearsal = Rehearsal(base.means.parameters(), base.buffers, scaling)
+        self.rehearsal = Rehearsal(base.means.parameters(), base.buffers, scaling, hooks)
         self._frozen = FrozenCheck(base.means.tensors, optimizer)
         self._replaced = ReplacedStep(optimizer, self._step)
-        scaling.watch(optimizer, self._after_scaler, self._rehearsed_step, untouched.remember)
+        scaling.watch(optimizer, self._after_scaler, self.rehearsal.updated, untouched.remember)
 
     @property
     def number(self) -> int:
@@ -80,16 +80,6 @@ class GradientStep:
         """Each step is a round: there is never one under way."""
         return False
 
-    def begin_rehearsal(self) -> None:
-        """What the script computes from now on counts for nothing (X4)."""
-        self.rehearsal.begin()
-        self._hooks.idle = True
-
-    def end_rehearsal(self) -> None:
-        """All is as it was before, and the next step counts."""
-        self.rehearsal.end()
-        self._hooks.idle = False
-
     def close(self) -> None:
         """The optimizer steps as it did before."""
         self._hooks.close()
@@ -98,10 +88,7 @@ class GradientStep:
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
         if self.rehearsal.on:
-            rehearsed = self.rehearsal.step(closure)
-            if not self._scaling.active:
-                self._rehearsed_step()
-            return rehearsed
+            return self.rehearsal.step(closure)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -118,10 +105,6 @@ class GradientStep:
         if self._contribution.sealed and not self.rehearsal.on:
             self._check()
             self._end_step(skip=True)
-
-    def _rehearsed_step(self) -> None:
-        if self.rehearsal.left:
-            self.end_rehearsal()
 
     def _end_step(self, *, skip: bool = False) -> None:
         """Returns when the next step may start, with the model as it is to compute with.

@@ -39,7 +39,7 @@ class LocalStep:
 
     Attributes:
         number: of the local step at hand, from 1.
-        rehearsal: of a step that counts for nothing.
+        rehearsal: of steps over epochs of which there is nothing for this learner (X4).
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class LocalStep:
         self._scaling = scaling
         self._period = period
         self._frozen = FrozenCheck(base.means.tensors, step.optimizer)
-        self.rehearsal = Rehearsal(base.means.parameters(), base.buffers, scaling)
+        self.rehearsal = Rehearsal(base.means.parameters(), base.buffers, scaling, growth)
         self._taken = 0  # steps of this period
         self._counted = False  # the optimizer has stepped, and its scaler has not returned yet
         self.number = 1
         self._replaced = ReplacedStep(step.optimizer, self._step)
-        scaling.watch(step.optimizer, self._after_scaler, self._rehearsed_step)
+        scaling.watch(step.optimizer, self._after_scaler, self.rehearsal.updated)
 
     def close(self) -> None:
         """The optimizer steps as it did before."""
@@ -82,16 +82,6 @@ class LocalStep:
     def clip_grad_norm_(self, parameters: torch.Tensor | Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
         """Torch's own: gradients are this learner's."""
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
-
-    def begin_rehearsal(self) -> None:
-        """What the script computes from now on counts for nothing (X4)."""
-        self.rehearsal.begin()
-        self._growth.idle = True
-
-    def end_rehearsal(self) -> None:
-        """All is as it was before, and the next step counts."""
-        self.rehearsal.end()
-        self._growth.idle = False
 
     def end_period(self) -> bool:
         """Ends the period with the steps that it has, where no further one can follow soon: at the end of an epoch's
@@ -126,10 +116,7 @@ class LocalStep:
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
         if self.rehearsal.on:
-            rehearsed = self.rehearsal.step(closure)
-            if not self._scaling.active:
-                self._rehearsed_step()
-            return rehearsed
+            return self.rehearsal.step(closure)
         self._boundary.check_step()
         self._frozen.check()
         self._boundary.save_in_period()
@@ -143,10 +130,6 @@ class LocalStep:
         if not self._counted and not self.rehearsal.on:
             self._count_step()
         self._counted = False
-
-    def _rehearsed_step(self) -> None:
-        if self.rehearsal.left:
-            self.end_rehearsal()
 
     def _count_step(self) -> None:
         self.number += 1

@@ -32,7 +32,7 @@ class Side(Enum):
 
 
 def side_of(number: int) -> Side:
-    """Of a round of half an iteration."""
+    """The factor that travels in this round, where each round is half a power iteration."""
     return Side.LEFT if number % 2 else Side.RIGHT
 
 
@@ -165,5 +165,5 @@ class FactorLayouts:
         return rounds * encoded_bytes + (staleness + 2 + 2 + codec.two_phases) * VALUE_BYTES * values
 
     def sent_values(self, codec: CodecSpec, count: int) -> int:
-        """One factor, or both."""
+        """How many values of the factors a square matrix of `count` values sends in a round: of one, or of both."""
         return (1 + codec.two_phases) * int(codec.number("rank")) * math.isqrt(count)

@@ -138,7 +138,7 @@ def moving(count: int) -> list[Values]:
 
 
 def norms(matrices: Wide) -> Wide:
-    """Of each."""
+    """The Frobenius norm of each matrix."""
     found: Wide = np.linalg.norm(matrices, axis=(1, 2))
     return found
 

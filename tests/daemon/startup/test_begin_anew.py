@@ -135,7 +135,7 @@ class Script:
 
 
 class Line:
-    """One direction of a link."""
+    """One direction of a link: what its sender says reaches the receiver's router at the loop's next turn."""
 
     chunk_payload_bytes_sent = chunk_bytes_received = 0
     writable, same_host, closing = True, True, False
