@@ -4,6 +4,7 @@ The data plane of the rounds that ship, in the place of the executor: what a fen
 results are decoded, when memory is free. What a part holds is the name of its contribution.
 """
 
+import asyncio
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from meshwire.rounds.effects import Message
 
 BUCKETS = 2
 SLOT_BYTES = 64
+DECODE_S = 0.003  # of a round that was whole before the result slot was opened for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,9 @@ class Exchange:
         staleness, round_bytes: of the job.
         links: the way to each other member, by rank; live.
         on_resume: called when all members have entered, before anything is sent.
+
+    Attributes:
+        in_slot: the round whose means lie in the result slot, all of them; 0: none's.
     """
 
     encoder = None
@@ -131,6 +136,9 @@ class Exchange:
         self._outbox: list[tuple[int, int]] | None = None
         self._fenced = False
         self._slot = 0
+        self._decoding: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self.in_slot = 0
 
     @property
     def rounds_kept(self) -> int:
@@ -256,13 +264,27 @@ class Exchange:
             self._whole.add(number)
         squared_norm = 0.0 if poisoned else float(number * 100 + bucket)
         self._host.bucket_complete(number, bucket, poisoned, result.contributors, result.weight, squared_norm)
-        self._decode()
+        if number == self._slot and number in self._whole and self._decoding is None:
+            self._decoded()
 
     # What becomes of rounds
 
     def _decode(self) -> None:
+        """What is there of the slot's round goes there by and by; nothing that lies there is of use meanwhile."""
+        self._stop_decoding()
         if self._slot in self._whole:
-            self._host.result_decoded(self._slot)
+            self._decoding = self._loop.call_later(DECODE_S, self._decoded)
+
+    def _decoded(self) -> None:
+        self._decoding = None
+        self.in_slot = self._slot
+        self._host.result_decoded(self._slot)
+
+    def _stop_decoding(self) -> None:
+        self.in_slot = 0
+        if self._decoding is not None:
+            self._decoding.cancel()
+            self._decoding = None
 
     def settle(self, number: int, *, void: bool, contributed: bool) -> None:
         name, raw = self._raw.pop(number, ("", None))
@@ -271,7 +293,10 @@ class Exchange:
 
     def open_result(self, number: int) -> None:
         self._slot = number
-        self._decode()
+        if self._fenced and number > self._host.complete:
+            self._stop_decoding()  # it runs again
+        else:
+            self._decode()
 
     def forget(self, number: int) -> None:
         self._whole.discard(number)
@@ -284,6 +309,7 @@ class Exchange:
     def close(self) -> None:
         self._fenced = True
         self._outbox = None
+        self._stop_decoding()
 
     def names(self, number: int) -> list[Result]:
         """What was summed, by bucket. Raises KeyError when it is gone."""
@@ -295,6 +321,8 @@ class Exchange:
         self._fenced = True
         self._outbox = None
         self._waiting.clear()
+        if self._slot > self._host.complete:
+            self._stop_decoding()
 
     def encoded(self, number: int) -> EncodedRound:
         if number > self._host.complete or number not in self._whole:
@@ -323,7 +351,8 @@ class Exchange:
         self._whole.add(number)
         for bucket in range(BUCKETS):
             self._arrived.pop((number, bucket), None)
-        self._decode()
+        if number == self._slot:
+            self._decode()
 
     def enter(
         self,

@@ -184,10 +184,17 @@ class Learner:
 
     def _apply(self) -> None:
         if self._inbox and not self._stepping and not self._applying:
+            self._look_into_slot()
             self._applying = self.memory.kept.dirty = True
             self._after(0.002, self._applied)
 
+    def _look_into_slot(self) -> None:
+        assert self.rounds is not None
+        in_slot, given = self.rounds.exchange.in_slot, self._inbox[0][0].round
+        assert in_slot == given, f"M1: it is given round {given}, and in the result slot lies {in_slot}"
+
     def _applied(self) -> None:
+        self._look_into_slot()
         done, chain = self._inbox.popleft()
         assert done.round == self.applied + 1, "R1: rounds are applied in order"
         assert self._histories.before(chain) == self.base, "a round is applied to the base that it continues"

@@ -106,7 +106,6 @@ class LearnerSchedule:
     def away(self) -> None:
         """Its process has ended, or has not begun: what is complete is kept until it is forgotten."""
         self._away = True
-        self._decoded = 0  # the slot will be opened anew: what the process leaves there may not be the means
         if self._in_hand is not None and self._in_hand.round > self._machine.applied:
             self._complete[self._in_hand.round] = self._in_hand
         self._in_hand = None
@@ -121,6 +120,7 @@ class LearnerSchedule:
         """A new process holds the base after `applied`. It applies rounds, and starts when it is taken in."""
         self._away = False
         self._given = applied
+        self._decoded = 0  # the slot is opened anew: the last process may have written there, and it fills by and by
         for round_ in [round_ for round_ in self._complete if round_ <= applied]:
             del self._complete[round_]
 

@@ -193,6 +193,18 @@ def test_a_round_in_hand_is_given_again_to_the_next_process(desk: Desk) -> None:
     assert desk.told() == [done(2).model_copy(update={"step": 0})]
 
 
+def test_what_was_decoded_while_nobody_was_there_is_decoded_anew(desk: Desk) -> None:
+    """J3: killed while the next round was on its way into the slot, where it has arrived since. For the process that
+    goes on with what memory holds it is decoded once more, and must not be read meanwhile."""
+    desk.complete(1)
+    desk.turn.away()
+    desk.turn.decoded(1)
+    desk.turn.returned(0)
+    assert desk.told() == []
+    desk.turn.decoded(1)
+    assert desk.told() == [done(1).model_copy(update={"step": 0})]
+
+
 def test_a_round_that_was_applied_in_memory_is_not_given_again(desk: Desk) -> None:
     """J3: killed before its daemon has heard that the round is in the base."""
     desk.complete(1)
