@@ -287,6 +287,14 @@ BUGS: tuple[Bug, ...] = (
         f"{DAEMON}/session/test_given_up_history.py -k however_soon",
     ),
     Bug(
+        "full-disk-ends-the-script",
+        "meshtraind.learner.script_output",
+        "LogFile.write",
+        "if error.errno not in NO_ROOM:",
+        "if error:",
+        f"{DAEMON}/learner/test_scripts.py -k full_disk",
+    ),
+    Bug(
         "half-decoded-round-given-to-the-next-process",
         "meshwire.rounds.schedule",
         "LearnerSchedule.returned",

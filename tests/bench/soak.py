@@ -88,7 +88,7 @@ class Jobs:
             kernel_time=True,
             codec=codec,
             sync=sync or "bsp",
-            hash_every=10,
+            hash_every=1,
             trace=self._trace,
             checkpoint_every=self._checkpoint_every,
         )

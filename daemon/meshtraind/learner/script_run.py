@@ -1,7 +1,7 @@
 """Runs a job's script: the main program of its process, run by path, which then is the script to all purposes.
 
 Beyond what Python itself does it tells the daemon of the exception that ends the script, frames that exception in the
-log (`meshwire.jobs.script_log`), and refuses torch's process groups.
+log (`meshwire.jobs.script_log`), lets a full disk cost what is printed and no more, and refuses torch's process groups.
 """
 
 import sys
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from meshtraind.learner.script_error import NoProcessGroup, ScriptError
+from meshtraind.learner.script_output import survive_full_disks
 from meshwire.jobs.script_log import ERROR_BEGINS, ERROR_ENDS
 
 PROCESS_GROUPS = "torch.distributed.distributed_c10d"
@@ -51,7 +52,10 @@ class Reporting:
         if self._told or os.getpid() != self._pid or _is_stop(error):
             return
         self._told = True
-        self._record.write_bytes(ScriptError.of(error, self._root).pack())
+        try:
+            self._record.write_bytes(ScriptError.of(error, self._root).pack())
+        except OSError as problem:  # the log has the traceback, if it has room
+            sys.stderr.write(f"the daemon is not told of this error: {problem}\n")
 
     def hook(self, kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
         """Takes the place of `sys.excepthook`: the whole traceback goes into the log, of a stop the message alone."""
@@ -144,6 +148,7 @@ def main(arguments: list[str]) -> None:
     sys.path.insert(0, str(path.parent))
     if not alone:
         refuse_process_groups()
+    survive_full_disks()
     reporting = Reporting(Path(record), Path.cwd())
     sys.excepthook = reporting.hook
     run(path, reporting)

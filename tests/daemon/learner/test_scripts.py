@@ -37,7 +37,8 @@ class Ended:
         source.mkdir(exist_ok=True)
         (source / "train.py").write_text(textwrap.dedent(text))
         record = folder / "record"
-        record.unlink(missing_ok=True)
+        if record.is_file():
+            record.unlink()
         command = [sys.executable, "-u", str(learner.SCRIPT_RUN), str(record), "alone" if alone else "", "train.py"]
         done = subprocess.run(
             [*command, *args], cwd=source, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
@@ -46,7 +47,7 @@ class Ended:
         self.out = done.stdout
         self.log = done.stderr
         self.shown = ScriptErrors().left_out(done.stderr.splitlines())
-        self.error = ScriptError.unpack(record.read_bytes()) if record.exists() else None
+        self.error = ScriptError.unpack(record.read_bytes()) if record.is_file() else None
 
     @property
     def told(self) -> str:
@@ -98,6 +99,38 @@ def test_what_it_spawns_finds_what_it_has_defined(tmp_path: Path) -> None:
         """,
     )
     assert (seen.code, seen.out) == (0, "[2, 4]\n"), seen.log
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full, the disk that is always full")
+def test_a_full_disk_costs_what_is_printed_and_not_the_training(tmp_path: Path) -> None:
+    """Whoever says its loss would end by the first line that has no room. Once there is room, the log says so."""
+    script = """
+        import os, sys
+        print("loss 0.7")
+        print("warning", file=sys.stderr)
+        sys.stdout.buffer.write(b"raw")
+        log = os.open("log", os.O_WRONLY | os.O_CREAT)
+        os.dup2(log, 1)
+        print("loss 0.6")
+        print("loss 0.5")
+    """
+    source = tmp_path / "src"
+    source.mkdir()
+    (source / "train.py").write_text(textwrap.dedent(script))
+    command = [sys.executable, "-u", str(learner.SCRIPT_RUN), str(tmp_path / "record"), "", "train.py"]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, cwd=source, stdout=full, stderr=full, timeout=TIMEOUT_S, check=False)
+    assert done.returncode == 0
+    lost = len("loss 0.7\n") + len("raw")
+    assert (source / "log").read_text() == (f"[{lost} bytes are missing here: the disk was full]\nloss 0.6\nloss 0.5\n")
+
+
+def test_an_error_is_told_in_the_log_where_the_daemon_cannot_be_told(tmp_path: Path) -> None:
+    (tmp_path / "record").mkdir()  # nothing can be written there
+    seen = Ended(tmp_path, "raise ValueError('no')")
+    assert seen.code == 1
+    assert "the daemon is not told of this error: [Errno 21] Is a directory" in seen.log
+    assert "ValueError: no" in seen.log
 
 
 IN_A_HELPER = """
