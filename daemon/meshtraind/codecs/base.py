@@ -51,6 +51,7 @@ class Codec(ABC):
     """
 
     identity: ClassVar[bool] = False  # encoded segments are the values' own memory
+    draws: bool = False  # it looks at the terms' seed
     shared_draws: ClassVar[bool] = False  # all members of a round are to draw alike, from one seed
 
     def __init__(self, spec: CodecSpec) -> None:

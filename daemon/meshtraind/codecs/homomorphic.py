@@ -41,6 +41,7 @@ class Recovered(NamedTuple):
 class Homomorphic(Codec):
     """What `decode_into` makes of a segment whose values are not found is zeros."""
 
+    draws = True
     shared_draws = True
 
     def __init__(self, spec: CodecSpec) -> None:

@@ -21,6 +21,9 @@ from meshwire.codecs.sparsifiers import GAP_WIDTHS, bitmap_bytes, gap_bytes
 Indices = NDArray[np.intp]
 Digits = NDArray[np.uint16]
 
+ESCAPES = {width: np.uint32((1 << width) - 1) for width in GAP_WIDTHS}
+"""By width of a digit: the largest one."""
+
 
 class Form(IntEnum):
     """How the indices of a segment are written. Gaps are named by their digits' width."""
@@ -37,12 +40,12 @@ def smallest_form(indices: Indices, count: int) -> tuple[Form, int]:
     """The form other than ALL that takes fewest bytes for indices in [0, count), and how many."""
     form, size = Form.BITMAP, bitmap_bytes(count)
     gaps = _gaps(indices)
-    for width in GAP_WIDTHS:
-        if gap_bytes(len(gaps), width) >= size:
+    for width, escape in ESCAPES.items():
+        if len(gaps) * width >= size * 8:
             continue  # without a single escape; a wider one can be smaller, for those of 12 bits come in pairs
-        escapes = int((gaps // _escape(width)).sum())
-        if gap_bytes(len(gaps) + escapes, width) < size:
-            form, size = Form(width), gap_bytes(len(gaps) + escapes, width)
+        size_bytes = gap_bytes(len(gaps) + int((gaps // escape).sum()), width)
+        if size_bytes < size:
+            form, size = Form(width), size_bytes
     return form, size
 
 
@@ -54,7 +57,7 @@ def write_indices(form: Form, indices: Indices, count: int, out: memoryview) -> 
         marked[indices] = True
         target[:] = np.packbits(marked, bitorder="little")
         return
-    escape = _escape(form)
+    escape = ESCAPES[form]
     gaps = _gaps(indices)
     escapes = gaps // escape
     digits = np.full(len(target) * 8 // form, escape, np.uint16)  # one that fills the last byte is an escape too
@@ -77,7 +80,7 @@ def read_indices(form: int, payload: memoryview, kept: int, count: int) -> Indic
         if form not in GAP_WIDTHS:
             raise CodecError(f"indices in the unknown form {form}")
         digits = _unpack(source, form)
-        ends = digits != _escape(form)
+        ends = digits != ESCAPES[form]
         used = len(digits) if not len(digits) or ends[-1] else len(digits) - 1
         if gap_bytes(used, form) != len(source) or not ends[used - 1 : used].all():
             raise CodecError("bytes behind the last index")
@@ -96,11 +99,6 @@ def _gaps(indices: Indices) -> NDArray[np.uint32]:
         np.subtract(indices[1:], indices[:-1], out=gaps[1:], casting="unsafe")
         gaps[1:] -= np.uint32(1)
     return gaps
-
-
-def _escape(width: int) -> np.uint32:
-    """The largest digit."""
-    return np.uint32((1 << width) - 1)
 
 
 def _pack(digits: Digits, width: int, out: NDArray[np.uint8]) -> None:

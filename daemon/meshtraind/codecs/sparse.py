@@ -71,27 +71,27 @@ class SparseCodec(Codec):
 
     def _encode(self, values: Values, bits: Bits, out: memoryview, terms: Terms) -> int:
         self._peak(values.view(np.uint32), bits)
-        most = len(values)
+        written, count = self._written, len(values)
+        most = count
         if terms.bytes_max is not None:
-            most = kept_within(self.spec, len(values), terms.bytes_max)
+            most = kept_within(self.spec, count, terms.bytes_max)
         indices = self._chosen(bits, terms.round, most)
-        sent = self._written.quantised(values[indices])
-        if self._written.drops_zeros and not sent.all():
+        sent = written.quantised(values[indices])
+        if written.drops_zeros and not sent.all():
             indices, sent = indices[sent != 0], sent[sent != 0]
-        form, index_bytes = smallest_form(indices, len(values))
-        if self._written.size(len(values)) <= index_bytes + self._written.size(len(sent)):
-            form, index_bytes, sent = Form.ALL, 0, self._written.quantised(values)
-        values_at = HEADER.size + index_bytes
-        if form is Form.ALL:
-            HEADER.pack_into(out, 0, form, 0, 0)
+        form, index_bytes = smallest_form(indices, count)
+        sent_bytes, all_bytes = written.size(len(sent)), written.size(count)
+        if all_bytes <= index_bytes + sent_bytes:
+            HEADER.pack_into(out, 0, Form.ALL, 0, 0)
+            sent, index_bytes, sent_bytes = written.quantised(values), 0, all_bytes
             self._sent = None, sent
         else:
             HEADER.pack_into(out, 0, form, len(sent), index_bytes)
-            write_indices(form, indices, len(values), out[HEADER.size : values_at])
+            write_indices(form, indices, count, out[HEADER.size : HEADER.size + index_bytes])
             self._sent = indices, sent
-        length = values_at + self._written.size(len(sent))
-        self._written.write(sent, out[values_at:length])
-        return length
+        values_at = HEADER.size + index_bytes
+        written.write(sent, out[values_at : values_at + sent_bytes])
+        return values_at + sent_bytes
 
     def _decode(self, payload: memoryview, out: Values, bits: Bits) -> None:
         indices, sent = self.read(payload, len(out))

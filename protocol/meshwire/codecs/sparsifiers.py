@@ -34,7 +34,7 @@ DGC_STAGES = 5
 SIDCO_EXCESS = 1.2  # a fitted threshold may keep so many times the values that were asked for
 
 
-_VALUE_FORMS: Mapping[str, Callable[[int], int]] = {  # exact bytes of so many values
+VALUES_BYTES: Mapping[str, Callable[[int], int]] = {  # by form of the values: exact bytes of so many
     "fp16": lambda count: 1 + 2 * count,  # the exponent of a power of two first
     "fp32": lambda count: 4 * count,
     "int8": lambda count: 4 + count,  # the step between two levels first
@@ -42,7 +42,7 @@ _VALUE_FORMS: Mapping[str, Callable[[int], int]] = {  # exact bytes of so many v
     "2bit": lambda count: STEP_BYTES * QUAD_LEVELS + -(-count // 4),  # the levels first
 }
 _EXACT_FORMS = ("fp16", "fp32")  # nothing is lost but what a cast rounds off
-_VALUES = Choice("values", tuple(_VALUE_FORMS), "fp16", "how the values that are sent are written")
+_VALUES = Choice("values", tuple(VALUES_BYTES), "fp16", "how the values that are sent are written")
 _AJI_HEAFIELD = "Aji and Heafield 2017, arXiv 1704.05021"
 
 
@@ -61,7 +61,7 @@ _CHUNK = Number(
 
 def values_bytes(form: str, count: int) -> int:
     """Exact bytes of so many values behind the indices; `form` as typed behind the +."""
-    return _VALUE_FORMS[form](count)
+    return VALUES_BYTES[form](count)
 
 
 def kept_values(ratio: float, count: int) -> int:
@@ -292,7 +292,7 @@ SPARSE_FAMILIES = (
             Number("mask", 1e-5, 1.0, 0.1, "the part of a segment's values, at places drawn anew, that may be sent"),
             Number("ratio", 1e-5, 1.0, 0.2, "the part of those that is sent"),
             DECAY,
-            Choice("values", tuple(_VALUE_FORMS), "int4", "how the values that are sent are written"),
+            Choice("values", tuple(VALUES_BYTES), "int4", "how the values that are sent are written"),
         ),
         fixed=False,
         selects=True,
