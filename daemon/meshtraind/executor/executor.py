@@ -37,8 +37,8 @@ from meshtraind.projection.base import LearnerHelp
 from meshtraind.runtime.timeslice import Slices
 from meshtraind.transport.round_link import RoundLink
 from meshwire.codecs.registry import parse_codec
-from meshwire.collectives.exchange import Part, Work
-from meshwire.collectives.strategy import Strategy, collective_for
+from meshwire.collectives.exchange import Part, Strategy, Work
+from meshwire.collectives.strategy import collective_for
 from meshwire.frames.header import Header
 from meshwire.layout.budget import budget_of
 from meshwire.layout.encoded import EncodedLayout

@@ -9,8 +9,7 @@ from meshtraind.executor.compute import Calculation
 from meshtraind.executor.host import ChunkTrace, ExchangeMembers, RoundHost
 from meshtraind.executor.outbox import Frame, Outbox
 from meshtraind.executor.round_buffers import RoundMemory
-from meshwire.collectives.exchange import Work
-from meshwire.collectives.strategy import Strategy
+from meshwire.collectives.exchange import Strategy, Work
 from meshwire.frames.header import Flags, Header, Kind
 
 
