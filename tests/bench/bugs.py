@@ -758,7 +758,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "void-round-not-void",
-        "meshwire.rounds.round",
+        "meshwire.rounds.open_rounds",
         "Round.verdict",
         "if reasons:",
         "if False:",
@@ -766,7 +766,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "weights-not-compared",
-        "meshwire.rounds.round",
+        "meshwire.rounds.open_rounds",
         "Round.dispute",
         "if not math.isclose(result.weight, weight, rel_tol=WEIGHT_TOLERANCE):",
         "if False:",
@@ -1194,8 +1194,8 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "liars-counter-holds-others-up",
         "meshwire.rounds.open_rounds",
-        "OpenRounds._holds",
-        "max(self._complete[rank], round_)",
+        "OpenRounds._decide",
+        "max(self._complete[rank], holds)",
         "self._complete[rank]",
         f"{WIRE}/rounds/test_rounds_across_generations.py -k laggards_lack",
     ),

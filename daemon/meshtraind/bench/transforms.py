@@ -70,8 +70,8 @@ class OneMember:
     def add(self, number: int, part: HopContribution) -> None:
         """Adds it to another's of zeros, as at the hop of a ring, and puts what it stands for into `mean`."""
         form = self._forms.of(number)
-        round_ = self._memory.add(number, ())
-        expansion = self._projections.of(form).expansion(form, number, self.mean)
+        round_ = self._memory.add(number, form, ())
+        expansion = self._projections.of[form].expansion(form, number, self.mean)
         self.encoded_bytes = 0
         layout = form.layout
         for bucket in (*layout.followers, *layout.model_buckets):
@@ -102,7 +102,7 @@ class OneMember:
         if self._feedback is not None:
             self._feedback.settle(number, void=False, contributed=True)
         self._memory.own[number].counted()
-        while self._projections.settle_one():
+        while self._projections.projected.settle_one():
             pass
 
 

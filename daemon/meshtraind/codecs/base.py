@@ -48,6 +48,9 @@ class Codec(ABC):
 
     It has no memory of what it encoded before: the same values and terms give the same bytes. An instance owns scratch
     memory: use it from one thread.
+
+    Attributes:
+        error_feedback: what it leaves out is to be encoded later.
     """
 
     identity: ClassVar[bool] = False  # encoded segments are the values' own memory
@@ -56,6 +59,7 @@ class Codec(ABC):
 
     def __init__(self, spec: CodecSpec) -> None:
         self.spec = spec
+        self.error_feedback = spec.error_feedback
         self._borders: tuple[int, ...] = ()
         self._bytes_max: dict[int, int] = {}  # by count
         self._bits: Bits = np.empty(limits.SEGMENT_VALUES_MAX, np.uint32)

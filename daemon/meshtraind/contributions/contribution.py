@@ -85,9 +85,7 @@ class ZeroCopy(HopContribution):
     complete, and so after its successor on the ring has received what was sent from here. Nothing is copied, and what
     only enters a sum is never rounded."""
 
-    def __init__(self, segments: Segments) -> None:
-        super().__init__(segments)
-        self._raw: Values
+    _raw: Values
 
     def _take(self, bucket: int, raw: Values) -> None:
         self._raw = raw
@@ -205,27 +203,26 @@ class WithErrorFeedback(OwnContribution):
         segments = self._segments[bucket]
         start, count = segments[0].start, segments[-1].start + segments[-1].count - segments[0].start
         gradient = raw[start : start + count]
-        if self._residual is None or not segments[0].codec.spec.error_feedback:
+        if self._residual is None or not segments[0].codec.error_feedback:
             self._ends[bucket] = self._encode_run(segments, gradient, None, owed=False)
             return
         self._residual.lay_out((start, count))
         values = self._residual.begin(self._number, start, count, self.weight)
         try:
             with np.errstate(over="ignore", invalid="ignore"):  # found when it is encoded
-                velocity = self._add(bucket, values, gradient)
+                if self._correction is None:
+                    np.add(values, gradient, out=values)
+                    velocity = None
+                else:
+                    velocity = self._correction.accumulate(
+                        self._number, bucket, values, gradient, self.weight, self._members
+                    )
             self._ends[bucket] = self._encode_run(segments, values, velocity, owed=True)
         except CodecError:
             self._residual.cancel(self._number, start)
             if self._correction is not None:
                 self._correction.velocity.cancel(self._number, start)
             raise
-
-    def _add(self, bucket: int, values: Values, gradient: Values) -> Values | None:
-        """Adds what is new in this round to what was left out. Returns the bucket's velocity, if there is one."""
-        if self._correction is None:
-            np.add(values, gradient, out=values)
-            return None
-        return self._correction.accumulate(self._number, bucket, values, gradient, self.weight, self._members)
 
     def _encode_run(
         self, segments: Sequence[Segment], values: Values, velocity: Values | None, *, owed: bool

@@ -59,14 +59,15 @@ class RoundForms:
         specs = {spec for layout in self._layouts.all for spec in layout.codecs}
         codecs = {spec: codec_named(str(spec)) for spec in specs}
         self._forms = {layout: RoundForm(layout, _segments(layout, codecs)) for layout in self._layouts.all}
+        self._only = next(iter(self._forms.values())) if len(self._forms) == 1 else None
         self.shared_draws = any(codec.shared_draws for codec in codecs.values())
 
     def __iter__(self) -> Iterator[RoundForm]:
         return iter(self._forms.values())
 
     def of(self, number: int) -> RoundForm:
-        """The form of a round."""
-        return self._forms[self._layouts.of(number)]
+        """The form of a round. Most jobs have one."""
+        return self._only or self._forms[self._layouts.of(number)]
 
     def ends_with(self, number: int) -> bool:
         """Whether no later round has the form of this one."""

@@ -97,7 +97,7 @@ class Executor:
             self._forms, self._memory, result, self._projections, reducer, host, self._second_phases
         )
         self._slot = self._calculation.slot
-        self._settling = Slices(self._projections.settle_one)
+        self._settling = Slices(self._projections.projected.settle_one)
         self._fenced: bool
         self._generation: int
         self._strategies: dict[RoundForm, Strategy]
@@ -164,7 +164,7 @@ class Executor:
         area_bytes = {form: strategy.area_bytes for form, strategy in self._strategies.items()}
         self._memory.form(area_bytes, len(ranks))
         place = learning.index(self._rank) if self._rank in learning else None
-        self._projections.enter(place, len(learning))
+        self._projections.projected.enter(place, len(learning))
         self._sending = Sending(
             members,
             self._job,
@@ -266,7 +266,7 @@ class Executor:
     @property
     def encoder(self) -> LearnerHelp | None:
         """What the learner learns for the codec; None for one without an autoencoder."""
-        return self._projections.encoder
+        return self._projections.projected.encoder
 
     # What arrives
 
@@ -370,7 +370,7 @@ class Executor:
         if round_ is None:
             form = self._forms.of(number)
             exchanges = [self._strategies[form].exchange(bucket.index) for bucket in form.layout.plan.buckets]
-            round_ = self._memory.add(number, exchanges)
+            round_ = self._memory.add(number, form, exchanges)
         return round_
 
     def _take(self, round_: RoundResults, header: Header) -> bool:

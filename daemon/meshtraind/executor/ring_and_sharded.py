@@ -292,7 +292,7 @@ class ShardedArithmetic(Arithmetic):
     ) -> Work:
         start, last = segments[0].start, segments[-1]
         owed = None
-        if self._feedback is not None and segments[0].codec.spec.error_feedback:
+        if self._feedback is not None and segments[0].codec.error_feedback:
             of_bucket = self._segments[bucket]
             of = of_bucket[0].start, of_bucket[-1].start + of_bucket[-1].count - of_bucket[0].start
             count = last.start + last.count - start

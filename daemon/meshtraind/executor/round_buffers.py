@@ -55,9 +55,8 @@ class RoundMemory:
             if size_bytes != self._areas[form].size_bytes:
                 self._areas[form] = Areas(size_bytes)
 
-    def add(self, number: int, exchanges: Sequence[BucketExchange]) -> RoundResults:
-        """Memory for a round that has none."""
-        form = self._forms.of(number)
+    def add(self, number: int, form: RoundForm, exchanges: Sequence[BucketExchange]) -> RoundResults:
+        """Memory for a round of this form that has none."""
         round_ = self.rounds[number] = RoundResults(number, form, self._areas[form].take(), exchanges)
         return round_
 
@@ -106,7 +105,7 @@ class RoundMemory:
         if not layout.served_in_place:
             self.rounds[number] = RoundResults(number, form, np.empty(size_bytes, np.uint8).data, ())
         elif number not in self.rounds:
-            self.add(number, ())
+            self.add(number, form, ())
         return self.rounds[number].area[:size_bytes]
 
     def served(self, number: int, poisoned: bytes | None, contributors: int, weights: Sequence[float]) -> RoundResults:
@@ -154,12 +153,12 @@ class RoundMemory:
         """A round is complete, and counts or is void. `contributed`: this member is in it."""
         round_ = self.rounds[number]
         round_.void = void
-        self._projections.of(round_.form).settled(round_, contributed=contributed)
+        self._projections.of[round_.form].settled(round_, contributed=contributed)
 
     def forget(self, number: int) -> None:
         """All of a round is needed no more, but for what may be made of it for later ones."""
         form = self._forms.of(number)
-        projection = self._projections.of(form)
+        projection = self._projections.of[form]
         self._release(number - projection.reaches_back)
         projection.forget(number)
         if (own := self.own.pop(number, None)) is not None and own.area is not None:

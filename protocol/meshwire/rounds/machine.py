@@ -42,11 +42,9 @@ from meshwire.rounds.inputs import (
     StepSealed,
     TimeReached,
 )
-from meshwire.rounds.learner import Decision, Learner, Phase, RoundSettings
-from meshwire.rounds.open_rounds import OpenRounds
+from meshwire.rounds.learner import Decision, Learner, Phase, RoundSettings, StepTimes
+from meshwire.rounds.open_rounds import BucketResult, OpenRounds
 from meshwire.rounds.own_buckets import OwnBuckets
-from meshwire.rounds.round import BucketResult
-from meshwire.rounds.step_times import StepTimes
 
 
 class RoundMachine:
@@ -149,8 +147,10 @@ class RoundMachine:
 
     def deadline(self) -> float | None:
         """When to say `TimeReached` next, on the clock of `now_s`; None if nothing is due at any time."""
-        times_s = (None if self._fenced else self._calls.next_at_s, self._learner.cut_off_at_s())
-        return min((at_s for at_s in times_s if at_s is not None), default=None)
+        at_s = [] if self._fenced else list(self._calls.at_s.values())[:1]
+        if (cut_off_s := self._learner.cut_off_at_s()) is not None:
+            at_s.append(cut_off_s)
+        return min(at_s, default=None)
 
     # What it is told.
 
@@ -382,7 +382,6 @@ class RoundMachine:
             sizes=first.sizes,
         )
         self._tell_bind(bind, now_s)
-        self._own_buckets.bound(bind.round)
         learner.phase = Phase.BOUND
         learner.moved(now_s)
 
@@ -440,7 +439,7 @@ class RoundMachine:
         if self._table.commit():
             self._out.append(Committed(self._table.committed))
         self._null_called_rounds()
-        if not self._fenced:
+        if self._calls.at_s and not self._fenced:
             self._call_late_members(now_s)
         self._learner.wait_for_peers(self._waits_for_peers(), now_s)
         effects, self._out = self._out, []

@@ -18,13 +18,9 @@ class OwnBuckets:
         self._buckets: dict[int, dict[int, bool]] = {}  # by round, bucket: is it poison; in the order given
         self._poison: dict[int, Poison] = {}
 
-    def bound(self, round_: int) -> None:
-        """A step was bound to `round_`; none of its buckets was given yet."""
-        self._buckets[round_] = {}
-
     def add(self, round_: int, bucket: int, poison: Poison | None) -> Contribute | ContributePoison:
         """A bucket is ready, or is poison."""
-        self._buckets[round_][bucket] = poison is not None
+        self._buckets.setdefault(round_, {})[bucket] = poison is not None
         if poison is not None:
             first = self._poison.setdefault(round_, poison)
             if first.overflow and not poison.overflow:

@@ -248,7 +248,9 @@ class JobRounds:
                     self._part_from_step()
 
     def _bucket(self, message: LearnerBucket, now_s: float) -> None:
-        binds = self.machine.phase is Phase.COMPUTING
+        sizes: tuple[int, ...] = ()
+        if self._grants is not None and self.machine.phase is Phase.COMPUTING:  # it binds the step
+            sizes = self._grants.sizes()
         ready = BucketReady(
             message.step,
             message.bucket,
@@ -256,7 +258,7 @@ class JobRounds:
             samples=message.samples,
             hyperparameters=message.hyperparameters,
             claim=message.claim,
-            sizes=self._grants.sizes() if self._grants is not None and binds else (),
+            sizes=sizes,
             poison=message.poison,
         )
         self._tell(ready, now_s)
@@ -416,10 +418,11 @@ class JobRounds:
 
     def _forget(self) -> None:
         """G5: what every member holds, and this learner has applied, is needed no more."""
-        machine = self.machine
-        kept_for_learner = self.keeps_unapplied and not self._schedule.gone
-        committed = machine.committed
-        upto = min(committed, machine.applied) if kept_for_learner else committed
+        upto = self.machine.committed
+        if upto <= self._forgotten:
+            return
+        if self.keeps_unapplied and not self._schedule.gone:
+            upto = min(upto, self.machine.applied)
         for round_ in range(self._forgotten + 1, upto + 1):
             self._schedule.forget(round_)
             self._out.append(RoundForgotten(round_))

@@ -32,9 +32,16 @@ from meshwire.rounds.inputs import (
     StepSealed,
     TimeReached,
 )
-from meshwire.rounds.learner import Phase, RoundSettings
+from meshwire.rounds.learner import (
+    DEADLINE_STEPS_MIN,
+    HANGS_AFTER_S,
+    Phase,
+    RoundSettings,
+    StepTimes,
+    hangs_after_s,
+    percentile_95,
+)
 from meshwire.rounds.machine import RoundMachine
-from meshwire.rounds.step_times import DEADLINE_STEPS_MIN, HANGS_AFTER_S, StepTimes, hangs_after_s, percentile_95
 from meshwire.sync_modes.mode import Straggler, Visibility
 
 # One machine by hand.
