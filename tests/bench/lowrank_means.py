@@ -36,9 +36,10 @@ class _Member:
         self.memory = RoundMemory(self.forms, rounds, self.projections, reducer_for(spec.reduction, materials))
 
     def part(self, number: int, raw: Values) -> HopContribution:
-        part = self.memory.own_part(number, 1.0)
+        form = self.forms.of(number)
+        part = self.memory.own_part(number, form, 1.0)
         assert isinstance(part, HopContribution)
-        for bucket in self.forms.of(number).layout.model_buckets:
+        for bucket in form.layout.model_buckets:
             part.keep(bucket, raw)
         return part
 

@@ -207,7 +207,7 @@ def _deadline_s(steps: list[paced.Step]) -> float:
     times = StepTimes()
     for step in steps:
         times.add(step.ended_s - step.began_s)
-    deadline_s = times.deadline_s()
+    deadline_s = times.deadline_s
     assert deadline_s is not None
     return deadline_s
 

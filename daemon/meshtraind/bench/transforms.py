@@ -61,9 +61,10 @@ class OneMember:
 
     def encode(self, number: int) -> HopContribution:
         """The member's part of a round."""
-        part = self._memory.own_part(number, 1.0)
+        form = self._forms.of(number)
+        part = self._memory.own_part(number, form, 1.0)
         assert isinstance(part, HopContribution)
-        for bucket in self._forms.of(number).layout.model_buckets:
+        for bucket in form.layout.model_buckets:
             part.keep(bucket, self.raw)
         return part
 

@@ -11,7 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshtraind.codecs.base import FIRST, Bits, Codec, CodecError, Terms, Values
-from meshtraind.codecs.indices import Form, Indices, read_indices, smallest_form, write_indices
+from meshtraind.codecs.indices import (
+    Form,
+    Indices,
+    gaps_between,
+    read_indices,
+    smallest_form,
+    write_bitmap,
+    write_gaps,
+)
 from meshtraind.codecs.kept_values import FORMS
 from meshwire import limits
 from meshwire.codecs.registry import CodecSpec
@@ -54,7 +62,7 @@ class SparseCodec(Codec):
 
     def length_of(self, payload: memoryview, count: int) -> int:
         """From the header. Raises CodecError unless so many bytes are there, and can be those of `count` values."""
-        self._most(count)
+        self.bytes_max(count)
         if len(payload) < HEADER.size:
             raise CodecError(f"{self.spec}: {len(payload)} bytes are no header")
         form, kept, index_bytes = HEADER.unpack_from(payload)
@@ -79,7 +87,8 @@ class SparseCodec(Codec):
         sent = written.quantised(values[indices])
         if written.drops_zeros and not sent.all():
             indices, sent = indices[sent != 0], sent[sent != 0]
-        form, index_bytes = smallest_form(indices, count)
+        gaps = gaps_between(indices)
+        form, index_bytes = smallest_form(gaps, count)
         sent_bytes, all_bytes = written.size(len(sent)), written.size(count)
         if all_bytes <= index_bytes + sent_bytes:
             HEADER.pack_into(out, 0, Form.ALL, 0, 0)
@@ -87,7 +96,11 @@ class SparseCodec(Codec):
             self._sent = None, sent
         else:
             HEADER.pack_into(out, 0, form, len(sent), index_bytes)
-            write_indices(form, indices, count, out[HEADER.size : HEADER.size + index_bytes])
+            place = out[HEADER.size : HEADER.size + index_bytes]
+            if form is Form.BITMAP:
+                write_bitmap(indices, count, place)
+            else:
+                write_gaps(form, gaps, place)
             self._sent = indices, sent
         values_at = HEADER.size + index_bytes
         written.write(sent, out[values_at : values_at + sent_bytes])

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -86,7 +87,7 @@ class RoundForms:
 
 
 def _segments(layout: EncodedLayout, codecs: Mapping[CodecSpec, Codec]) -> Segments:
-    return [
+    segments = [
         [
             Segment(
                 codec.within(layout.plan.borders(bucket.index, segment)),
@@ -98,6 +99,9 @@ def _segments(layout: EncodedLayout, codecs: Mapping[CodecSpec, Codec]) -> Segme
         ]
         for bucket, codec in zip(layout.plan.buckets, (codecs[spec] for spec in layout.codecs), strict=True)
     ]
+    for segment in chain.from_iterable(segments):
+        assert segment.codec.bytes_max(segment.count) == segment.length, "a place is as long as its codec needs"
+    return segments
 
 
 def each_payload(segments: Sequence[Segment], run: memoryview) -> Iterator[tuple[Segment, memoryview]]:

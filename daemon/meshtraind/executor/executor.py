@@ -161,8 +161,7 @@ class Executor:
         self._strategies = {
             form: self._collective.topology.strategy(form.layout, ranks, self._rank) for form in self._forms
         }
-        area_bytes = {form: strategy.area_bytes for form, strategy in self._strategies.items()}
-        self._memory.form(area_bytes, len(ranks))
+        self._memory.form(self._strategies, len(ranks))
         place = learning.index(self._rank) if self._rank in learning else None
         self._projections.projected.enter(place, len(learning))
         self._sending = Sending(
@@ -226,14 +225,15 @@ class Executor:
         With s>0 the slot's values of this bucket are no longer needed when this returns (M1); with s=0 they must stay
         until the round is complete. What was kept once is what is contributed: later, `raw` is not looked at.
         """
+        form = self._forms.of(number)
         if part is Part.DATA:
             if isinstance(raw, memoryview):
                 raw = np.frombuffer(raw, np.float32)
-            part = self._memory.own_part(number, weight).keep(bucket, raw)
+            part = self._memory.own_part(number, form, weight).keep(bucket, raw)
         if self._fenced:
             return
-        round_ = self._round(number)
-        precursor = round_.form.layout.precursors.get(bucket)
+        round_ = self._memory.round(number, form)
+        precursor = form.layout.precursors.get(bucket)
         if precursor is not None:
             self._second_phases.begin(number, bucket, part, weight)
         self.add(round_, bucket if precursor is None else precursor, part, weight)
@@ -281,10 +281,11 @@ class Executor:
         complete = self._host.complete
         if not complete < header.round <= complete + 2 * (self._staleness + 1):
             return f"chunk of round {header.round} while {complete} are complete"
-        buckets = len(self._forms.of(header.round).layout.plan.buckets)
+        form = self._forms.of(header.round)
+        buckets = len(form.layout.plan.buckets)
         if header.bucket >= buckets:
             return f"chunk of bucket {header.bucket} of {buckets} in round {header.round}"
-        round_ = self._round(header.round)
+        round_ = self._memory.round(header.round, form)
         place = round_.exchanges[header.bucket].announce(sender, header)
         if isinstance(place, str):
             return f"round {header.round}: {place}"
@@ -364,14 +365,6 @@ class Executor:
             self._feedback.close()
 
     # Computing
-
-    def _round(self, number: int) -> RoundResults:
-        round_ = self._memory.rounds.get(number)
-        if round_ is None:
-            form = self._forms.of(number)
-            exchanges = [self._strategies[form].exchange(bucket.index) for bucket in form.layout.plan.buckets]
-            round_ = self._memory.add(number, form, exchanges)
-        return round_
 
     def _take(self, round_: RoundResults, header: Header) -> bool:
         """A chunk is here. Returns False if it has to wait until more is known of its round."""

@@ -96,15 +96,13 @@ def kept_in_round(spec: CodecSpec, number: int, count: int) -> int:
     return kept_values(ratio ** (min(stage, DGC_STAGES) / DGC_STAGES), count)
 
 
-def competing(spec: CodecSpec, count: int) -> Iterator[tuple[int, int, int]]:
+def competing(spec: CodecSpec, count: int) -> list[tuple[int, int, int]]:
     """(start, length, how many) of the runs that `count` values are cut into, of each of which the largest are sent;
     what is left at the end is a shorter one."""
     length = int(spec.number(_CHUNK.name)) if _CHUNK in spec.family.parameters else limits.SEGMENT_VALUES_MAX
     number, rest = divmod(count, length)
-    if number:
-        yield 0, length, number
-    if rest:
-        yield count - rest, rest, 1
+    runs = [(0, length, number)] if number else []
+    return [*runs, (count - rest, rest, 1)] if rest else runs
 
 
 def most_kept(spec: CodecSpec, count: int) -> int:

@@ -49,7 +49,7 @@ class PartsExchange(BucketExchange):
         program = strategy.program
         (self._owned,) = program.owned
         # By first segment of each run that is summed here: what others have sent of it.
-        self._runs = self._layout.chunks(bucket, self._shards[self._owned])
+        self._runs = self._chunks[self._owned]
         self._received: dict[int, dict[int, Header]] = {first: {} for first, _ in self._runs}
         self._final_steps = tuple(
             index for index, step in enumerate(program.steps) if step.op is Op.COPY and step.send_shard is not None
@@ -164,8 +164,7 @@ class ShardedExchange(PartsExchange):
         for index, step in enumerate(self._program.steps):
             if step.op is Op.REDUCE:
                 assert step.send_shard is not None
-                chunks = self._layout.chunks(self._bucket, self._shards[step.send_shard])
-                works += [self._sent((index,), first, count) for first, count in chunks]
+                works += [self._sent((index,), first, count) for first, count in self._chunks[step.send_shard]]
         there = [run for run in self._runs if self._all_there(self._received[run[0]])]
         return works + [self._summed(first, count) for first, count in there]
 

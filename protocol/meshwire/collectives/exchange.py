@@ -72,6 +72,7 @@ class Strategy(ABC):
 
     Attributes:
         shards: by bucket.
+        chunks: by bucket and shard: (first segment, segment count) of each frame that carries a piece of it.
         area_bytes: memory of a round: the encoded vector first, but for a gather.
     """
 
@@ -83,6 +84,9 @@ class Strategy(ABC):
         self.shards = tuple(
             bucket_shards(each.segment_count, program.shard_count, each.home) for each in layout.plan.buckets
         )
+        self.chunks = [
+            [layout.chunks(bucket, shard) for shard in of_bucket] for bucket, of_bucket in enumerate(self.shards)
+        ]
 
     @abstractmethod
     def exchange(self, bucket: int) -> "BucketExchange":
@@ -102,6 +106,7 @@ class BucketExchange(ABC):
         self._bucket = bucket
         self._program = program
         self._shards = shards
+        self._chunks = strategy.chunks[bucket]
         self._layout = strategy.layout
         self._rank_bit = 1 << program.rank
         self._part: Part | None = None

@@ -72,7 +72,7 @@ class HopExchange(BucketExchange):
             self._summed(shard, first, count, ())
             for shard, route in enumerate(self._routes)
             if not route.sums
-            for first, count in self._layout.chunks(self._bucket, self._shards[shard])
+            for first, count in self._chunks[shard]
         ]
         there = [
             (max(waiting), first)

@@ -94,9 +94,14 @@ def hangs_after_s(period: int) -> float:
 
 
 class StepTimes:
-    """The last steps of one learner. Its first one stands apart: what it allocates and compiles predicts nothing."""
+    """The last steps of one learner. Its first one stands apart: what it allocates and compiles predicts nothing.
+
+    Attributes:
+        deadline_s: V2: the larger of 3 x the 95th percentile and 2 s; None while there is too little history.
+    """
 
     def __init__(self) -> None:
+        self.deadline_s: float | None = None
         self._first_s: float | None = None
         self._steps_s: deque[float] = deque(maxlen=limits.STEP_HISTORY_MAX)
 
@@ -106,20 +111,15 @@ class StepTimes:
         if self._first_s is None:
             self._first_s = step_s
             return
-        deadline_s = self.deadline_s()
-        self._steps_s.append(step_s if deadline_s is None else min(step_s, deadline_s))
+        self._steps_s.append(step_s if self.deadline_s is None else min(step_s, self.deadline_s))
+        if 1 + len(self._steps_s) >= DEADLINE_STEPS_MIN:
+            self.deadline_s = max(DEADLINE_FACTOR * percentile_95(list(self._steps_s)), DEADLINE_S_MIN)
 
     def late_after_s(self, rtt_s: float, elapsed_s: float) -> float:
         """R3: one median step, at least 2 RTT. Before the second has ended, what is known of the first stands in."""
         first_s = elapsed_s if self._first_s is None else self._first_s
         median_s = statistics.median(self._steps_s) if self._steps_s else first_s
         return max(median_s, LATE_AFTER_RTTS_MIN * rtt_s)
-
-    def deadline_s(self) -> float | None:
-        """V2: the larger of 3 x the 95th percentile and 2 s; None while there is too little history."""
-        if 1 + len(self._steps_s) < DEADLINE_STEPS_MIN:
-            return None
-        return max(DEADLINE_FACTOR * percentile_95(list(self._steps_s)), DEADLINE_S_MIN)
 
 
 @dataclass(slots=True)
@@ -210,12 +210,12 @@ class Learner:
         one that was given up (V2). None: it computes in time, or what it waits for is not its own."""
         if self.step == 0 or self.phase is Phase.ABSENT:
             return None
-        unmeasured = self.times.deadline_s() is None
+        unmeasured = self.times.deadline_s is None
         return self.moved_s if unmeasured or self.phase is Phase.GIVEN_UP else None
 
     def cut_off_at_s(self) -> float | None:
         """When its next move is overdue (V2, R5); None if it may take any time."""
-        deadline_s = self.times.deadline_s()
+        deadline_s = self.times.deadline_s
         if deadline_s is None or self.moved_s is None or self.overdue:
             return None
         if self.phase is Phase.BOUND:

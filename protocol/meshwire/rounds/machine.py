@@ -356,7 +356,7 @@ class RoundMachine:
         learner = self._learner
         cut_off_s = learner.cut_off_at_s()
         if cut_off_s is not None and now_s >= cut_off_s:
-            deadline = f"its step deadline of {learner.times.deadline_s():.1f} s"
+            deadline = f"its step deadline of {learner.times.deadline_s:.1f} s"
             if learner.phase is Phase.BOUND:
                 reason = f"step {learner.step} passed {deadline} (V2)"
                 self._out.append(LearnerCutOff(self._table.own_decided, reason))
@@ -439,9 +439,11 @@ class RoundMachine:
         if self._table.commit():
             self._out.append(Committed(self._table.committed))
         self._null_called_rounds()
+        # R1 would hold the learner up even if it had applied every complete round.
+        waits = self._table.own_decided - self._table.complete > self.settings.staleness
         if self._calls.at_s and not self._fenced:
-            self._call_late_members(now_s)
-        self._learner.wait_for_peers(self._waits_for_peers(), now_s)
+            self._call_late_members(waits, now_s)
+        self._learner.wait_for_peers(waits, now_s)
         effects, self._out = self._out, []
         return effects
 
@@ -462,12 +464,8 @@ class RoundMachine:
         while self._table.own_decided < self._calls.newest and self.may_null()[0]:
             self._tell_null(self._table.own_decided + 1)
 
-    def _call_late_members(self, now_s: float) -> None:
-        blocked = self._learner.phase is Phase.BOUNDARY and self._waits_for_peers()
+    def _call_late_members(self, waits: bool, now_s: float) -> None:
+        blocked = self._learner.phase is Phase.BOUNDARY and waits
         blocked_on = self._table.complete + 1 if blocked else None
         if round_ := self._calls.due(now_s, self._table.decided_by_all, blocked_on):
             self._out.append(Broadcast(Call(round=round_)))
-
-    def _waits_for_peers(self) -> bool:
-        """R1 would hold the learner up even if it had applied every complete round."""
-        return self._table.own_decided - self._table.complete > self.settings.staleness
