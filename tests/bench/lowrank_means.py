@@ -73,7 +73,7 @@ class ProjectedExchange:
         number, lead = self._round, self._members[0]
         own = [member.part(number, self._placed(part)) for member, part in zip(self._members, parts, strict=True)]
         form, layout = lead.forms.of(number), lead.forms.of(number).layout
-        rounds = [member.memory.add(number, member.forms.of(number), ()) for member in self._members]
+        rounds = [member.memory.add(number, member.forms.of(number)) for member in self._members]
         made: Values = np.zeros(self._plan.total_values, np.float32)
         expansion = lead.projections.of[form].expansion(form, number, made)
         for bucket in (*layout.followers, *layout.model_buckets):

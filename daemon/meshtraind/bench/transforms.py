@@ -71,7 +71,7 @@ class OneMember:
     def add(self, number: int, part: HopContribution) -> None:
         """Adds it to another's of zeros, as at the hop of a ring, and puts what it stands for into `mean`."""
         form = self._forms.of(number)
-        round_ = self._memory.add(number, form, ())
+        round_ = self._memory.add(number, form)
         expansion = self._projections.of[form].expansion(form, number, self.mean)
         self.encoded_bytes = 0
         layout = form.layout

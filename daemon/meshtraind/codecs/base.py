@@ -60,6 +60,7 @@ class Codec(ABC):
     def __init__(self, spec: CodecSpec) -> None:
         self.spec = spec
         self.error_feedback = spec.error_feedback
+        self._fixed = spec.fixed
         self._borders: tuple[int, ...] = ()
         self._bytes_max: dict[int, int] = {}  # by count
         self._bits: Bits = np.empty(limits.SEGMENT_VALUES_MAX, np.uint32)
@@ -162,6 +163,8 @@ class Codec(ABC):
         return out[:most]
 
     def _check(self, payload: memoryview, count: int) -> None:
+        if self._fixed and len(payload) == self._bytes_max.get(count):
+            return
         length = self.length_of(payload, count)
         if len(payload) != length:
             raise CodecError(f"{self.spec}: {len(payload)} bytes for {count} values, which take {length}")

@@ -15,7 +15,7 @@ from meshtraind.contributions.results import EncodedRound, Final, RoundResults
 from meshtraind.contributions.segments import Areas, RoundForm, RoundForms, Segment
 from meshtraind.executor.projections import Projections
 from meshtraind.executor.reducers import Reducer
-from meshwire.collectives.exchange import BucketExchange, Strategy
+from meshwire.collectives.exchange import Strategy
 from meshwire.model.plan import Shard
 
 
@@ -61,13 +61,13 @@ class RoundMemory:
         """A round of this form that is exchanged here, from the first word of it on."""
         round_ = self.rounds.get(number)
         if round_ is None:
-            strategy = self._strategies[form]
-            round_ = self.add(number, form, [strategy.exchange(bucket.index) for bucket in form.layout.plan.buckets])
+            round_, strategy = self.add(number, form), self._strategies[form]
+            round_.exchanges = [strategy.exchange(bucket.index) for bucket in form.layout.plan.buckets]
         return round_
 
-    def add(self, number: int, form: RoundForm, exchanges: Sequence[BucketExchange]) -> RoundResults:
-        """Memory for a round of this form that has none."""
-        round_ = self.rounds[number] = RoundResults(number, form, self._areas[form].take(), exchanges)
+    def add(self, number: int, form: RoundForm) -> RoundResults:
+        """Memory for a round of this form that has none, without exchanges."""
+        round_ = self.rounds[number] = RoundResults(number, form, self._areas[form].take())
         return round_
 
     def own_part(self, number: int, form: RoundForm, weight: float) -> OwnContribution:
@@ -112,9 +112,9 @@ class RoundMemory:
         if size_bytes > most or (layout.served_in_place and size_bytes != most):
             raise CodecError(f"round {number} has {size_bytes} bytes at the source and {most} here")
         if not layout.served_in_place:
-            self.rounds[number] = RoundResults(number, form, np.empty(size_bytes, np.uint8).data, ())
+            self.rounds[number] = RoundResults(number, form, np.empty(size_bytes, np.uint8).data)
         elif number not in self.rounds:
-            self.add(number, form, ())
+            self.add(number, form)
         return self.rounds[number].area[:size_bytes]
 
     def served(self, number: int, poisoned: bytes | None, contributors: int, weights: Sequence[float]) -> RoundResults:

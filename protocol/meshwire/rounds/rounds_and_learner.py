@@ -22,6 +22,7 @@ from meshwire.messages.learner import (
 from meshwire.messages.rounds import Bind
 from meshwire.rounds.effects import (
     Broadcast,
+    Committed,
     Contribute,
     ContributePoison,
     DecodeRound,
@@ -103,7 +104,7 @@ class JobRounds:
         self._own_steps: dict[int, int] = {}  # by round that is not complete, the own step that is bound to it
         self._past = 0  # rounds up to it were decided by learners that have died
         self._parting: str | None = None  # why the learner is brought to a boundary and no further
-        self._forgotten = machine.complete
+        self._committed = self._forgotten = machine.complete
         self.keeps_unapplied = True
         self._out: list[JobEffect] = []
 
@@ -379,6 +380,8 @@ class JobRounds:
                 self._lost(step, reason, retry=True)
             case LearnerCutOff(round_, reason) if round_ is not None:
                 self._lost(self._own_steps[round_], reason, retry=False)
+            case Committed(round_):
+                self._committed = round_
             case _:
                 pass
         self._out.append(effect)
@@ -418,7 +421,7 @@ class JobRounds:
 
     def _forget(self) -> None:
         """G5: what every member holds, and this learner has applied, is needed no more."""
-        upto = self.machine.committed
+        upto = self._committed
         if upto <= self._forgotten:
             return
         if self.keeps_unapplied and not self._schedule.gone:
