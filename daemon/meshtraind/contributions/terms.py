@@ -24,14 +24,12 @@ class RunTerms:
 
     def of(self, segment: Segment) -> Terms:
         """For the next segment. What its encoding takes of a limit is told to `spend`."""
-        limited = self._budget is not None and segment.codec.spec == self._budget.codec
-        if not limited and not segment.codec.draws:
-            return self._plain
-        seed = segment_seed(self._seed, self._number, segment.start) if segment.codec.draws else 0
-        if self._budget is None or not limited:
-            return Terms(self._number, seed)
-        self._left_bytes += self._budget.share_bytes(segment.start, segment.count)
-        return Terms(self._number, seed, self._left_bytes)
+        codec, budget = segment.codec, self._budget
+        seed = segment_seed(self._seed, self._number, segment.start) if codec.draws else 0
+        if budget is not None and codec.spec == budget.codec:
+            self._left_bytes += budget.share_bytes(segment.start, segment.count)
+            return Terms(self._number, seed, self._left_bytes)
+        return Terms(self._number, seed) if codec.draws else self._plain
 
     def spend(self, length_bytes: int) -> None:
         """Takes off the budget what a segment with a limit has taken."""
