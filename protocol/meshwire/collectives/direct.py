@@ -45,7 +45,7 @@ class PartsExchange(BucketExchange):
 
     def __init__(self, bucket: int, strategy: PartsStrategy) -> None:
         super().__init__(bucket, strategy)
-        self._parts = strategy
+        self._strategy = strategy
         program = strategy.program
         (self._owned,) = program.owned
         # By first segment of each run that is summed here: what others have sent of it.
@@ -67,7 +67,7 @@ class PartsExchange(BucketExchange):
     def _place(self, header: Header) -> Place:
         if self._program.steps[header.step].op is Op.COPY:
             return super()._place(header)
-        return self._parts.place(header.step, self._bucket, header.first_segment, header.segment_count)
+        return self._strategy.place(header.step, self._bucket, header.first_segment, header.segment_count)
 
     def _part_landed(self, header: Header) -> Work | None:
         received = self._received[header.first_segment]
@@ -120,7 +120,7 @@ class PartsExchange(BucketExchange):
                     None
                     if header is None
                     else (
-                        self._parts.place(header.step, self._bucket, first_segment, segment_count)[0],
+                        self._strategy.place(header.step, self._bucket, first_segment, segment_count)[0],
                         header.payload_bytes,
                     )
                 )

@@ -47,7 +47,7 @@ class HopExchange(BucketExchange):
 
     def __init__(self, bucket: int, strategy: HopStrategy) -> None:
         super().__init__(bucket, strategy)
-        self._places = strategy
+        self._strategy = strategy
         self._routes = strategy.program.routes
         # By first segment of a run, and step: sums that wait for the own part, or for others of the same run.
         self._waiting: dict[int, dict[int, Header]] = {}
@@ -108,7 +108,7 @@ class HopExchange(BucketExchange):
 
     def _place(self, header: Header) -> Place:
         offset, length = super()._place(header)
-        return self._places.offset(header.step, self._bucket, offset), length
+        return self._strategy.offset(header.step, self._bucket, offset), length
 
     def _summed(self, shard: int, first_segment: int, segment_count: int, headers: Sequence[Header]) -> Work:
         """The own part of a run, and all sums that come to it, in the order of steps."""
@@ -138,7 +138,7 @@ class HopExchange(BucketExchange):
             weight=weight,
             poison=poison,
             length_bytes=length,
-            parts=tuple([(self._places.offset(header.step, self._bucket, offset), length) for header in others]),
+            parts=tuple([(self._strategy.offset(header.step, self._bucket, offset), length) for header in others]),
             senders=tuple([self._sender(header) for header in (*headers[:incoming], *others)]),
         )
 
