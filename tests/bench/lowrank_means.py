@@ -36,9 +36,10 @@ class _Member:
         self.memory = RoundMemory(self.forms, rounds, self.projections, reducer_for(spec.reduction, materials))
 
     def part(self, number: int, raw: Values) -> HopContribution:
-        part = self.memory.own_part(number, 1.0)
+        form = self.forms.of(number)
+        part = self.memory.own_part(number, form, 1.0)
         assert isinstance(part, HopContribution)
-        for bucket in self.forms.of(number).layout.model_buckets:
+        for bucket in form.layout.model_buckets:
             part.keep(bucket, raw)
         return part
 
@@ -47,7 +48,7 @@ class _Member:
         assert self.feedback is not None
         self.feedback.settle(number, void=False, contributed=True)
         self.memory.own[number].counted()
-        while self.projections.settle_one():
+        while self.projections.projected.settle_one():
             pass
         self.memory.forget(number)
 
@@ -71,10 +72,10 @@ class ProjectedExchange:
         self._round += 1
         number, lead = self._round, self._members[0]
         own = [member.part(number, self._placed(part)) for member, part in zip(self._members, parts, strict=True)]
-        rounds = [member.memory.add(number, ()) for member in self._members]
         form, layout = lead.forms.of(number), lead.forms.of(number).layout
+        rounds = [member.memory.add(number, member.forms.of(number)) for member in self._members]
         made: Values = np.zeros(self._plan.total_values, np.float32)
-        expansion = lead.projections.of(form).expansion(form, number, made)
+        expansion = lead.projections.of[form].expansion(form, number, made)
         for bucket in (*layout.followers, *layout.model_buckets):
             for each in own if bucket in layout.precursors else ():
                 assert isinstance(each, InTwoPhases)

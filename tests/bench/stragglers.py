@@ -17,7 +17,7 @@ from meshtrain.client import ConnectionLost, RequestError
 from meshtrain.demo.localmesh import LocalMeshError
 from meshwire.messages.job import JobSummary
 from meshwire.messages.local import Watch, Watched
-from meshwire.rounds.step_times import StepTimes
+from meshwire.rounds.learner import StepTimes
 from tests.bench import paced
 from tests.bench.overlap_lab import OverlapError, StationDaemon, paired
 from tests.daemon import realjobs as jobs
@@ -207,7 +207,7 @@ def _deadline_s(steps: list[paced.Step]) -> float:
     times = StepTimes()
     for step in steps:
         times.add(step.ended_s - step.began_s)
-    deadline_s = times.deadline_s()
+    deadline_s = times.deadline_s
     assert deadline_s is not None
     return deadline_s
 

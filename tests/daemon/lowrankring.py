@@ -79,7 +79,7 @@ async def _check_conserved(codec: str, staleness: int, seed: int, rounds: int, m
             gradients += came / SIZES[number % len(SIZES)]
     for rank, member in enumerate(ring.members[:3]):
         assert member.executor._feedback is not None
-        while member.executor._projections.settle_one():
+        while member.executor._projections.projected.settle_one():
             pass
         owed += in_units(member.executor._feedback.worker, rank + 1.0)
     for span in PLAN.spans:  # padding is nobody's

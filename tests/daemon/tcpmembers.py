@@ -156,7 +156,7 @@ class Members:
 
     def residual(self, rank: int) -> Values:
         """The worker's, of after all that is complete."""
-        while self.executors[rank]._projections.settle_one():
+        while self.executors[rank]._projections.projected.settle_one():
             pass
         feedback = self.executors[rank]._feedback
         assert feedback is not None

@@ -61,17 +61,18 @@ class OneMember:
 
     def encode(self, number: int) -> HopContribution:
         """The member's part of a round."""
-        part = self._memory.own_part(number, 1.0)
+        form = self._forms.of(number)
+        part = self._memory.own_part(number, form, 1.0)
         assert isinstance(part, HopContribution)
-        for bucket in self._forms.of(number).layout.model_buckets:
+        for bucket in form.layout.model_buckets:
             part.keep(bucket, self.raw)
         return part
 
     def add(self, number: int, part: HopContribution) -> None:
         """Adds it to another's of zeros, as at the hop of a ring, and puts what it stands for into `mean`."""
         form = self._forms.of(number)
-        round_ = self._memory.add(number, ())
-        expansion = self._projections.of(form).expansion(form, number, self.mean)
+        round_ = self._memory.add(number, form)
+        expansion = self._projections.of[form].expansion(form, number, self.mean)
         self.encoded_bytes = 0
         layout = form.layout
         for bucket in (*layout.followers, *layout.model_buckets):
@@ -102,7 +103,7 @@ class OneMember:
         if self._feedback is not None:
             self._feedback.settle(number, void=False, contributed=True)
         self._memory.own[number].counted()
-        while self._projections.settle_one():
+        while self._projections.projected.settle_one():
             pass
 
 

@@ -48,13 +48,19 @@ class Codec(ABC):
 
     It has no memory of what it encoded before: the same values and terms give the same bytes. An instance owns scratch
     memory: use it from one thread.
+
+    Attributes:
+        error_feedback: what it leaves out is to be encoded later.
     """
 
     identity: ClassVar[bool] = False  # encoded segments are the values' own memory
+    draws: bool = False  # it looks at the terms' seed
     shared_draws: ClassVar[bool] = False  # all members of a round are to draw alike, from one seed
 
     def __init__(self, spec: CodecSpec) -> None:
         self.spec = spec
+        self.error_feedback = spec.error_feedback
+        self._fixed = spec.fixed
         self._borders: tuple[int, ...] = ()
         self._bytes_max: dict[int, int] = {}  # by count
         self._bits: Bits = np.empty(limits.SEGMENT_VALUES_MAX, np.uint32)
@@ -71,17 +77,23 @@ class Codec(ABC):
         bordered._bytes_max = {}
         return bordered
 
+    def bytes_max(self, count: int) -> int:
+        """What a segment of so many values takes at most. Raises CodecError when no segment has so many."""
+        most = self._bytes_max.get(count)
+        if most is None:
+            if count > limits.SEGMENT_VALUES_MAX:
+                raise CodecError(f"{self.spec}: a segment of {count} values; at most {limits.SEGMENT_VALUES_MAX}")
+            most = self._bytes_max[count] = self.spec.segment_bytes_max(count, self._borders)
+        return most
+
     def encode_into(self, values: Values, out: memoryview, terms: Terms = FIRST) -> int:
-        """Writes a segment to the beginning of `out`, which has at least `segment_bytes_max(len(values))` bytes, and
+        """Writes a segment to the beginning of `out`, which has at least `bytes_max(len(values))` bytes, and
         returns its length.
 
         Raises CodecError when a value is not finite (V1: such a bucket is sent as poison).
         """
-        most = self._most(len(values))
-        if len(out) != most:
-            if len(out) < most:
-                raise CodecError(f"{self.spec}: {len(out)} bytes for {len(values)} values, which may take {most}")
-            out = out[:most]
+        if len(out) != self._bytes_max.get(len(values)):
+            out = self._room(len(values), out)
         return self._encode(values, self._bits[: len(values)], out, terms)
 
     def encode_rest_into(self, values: Values, out: memoryview, terms: Terms = FIRST) -> int:
@@ -124,7 +136,7 @@ class Codec(ABC):
 
         A codec whose segments vary in length reads it from the segment's header.
         """
-        most = self._most(count)
+        most = self.bytes_max(count)
         if len(payload) < most:
             raise CodecError(f"{self.spec}: {len(payload)} bytes for {count} values, which take {most}")
         return most
@@ -136,22 +148,23 @@ class Codec(ABC):
 
     @abstractmethod
     def _encode(self, values: Values, bits: Bits, out: memoryview, terms: Terms) -> int:
-        """`out` has exactly `segment_bytes_max(len(values))` bytes. `bits` is scratch as long as `values`, which are
+        """`out` has exactly `bytes_max(len(values))` bytes. `bits` is scratch as long as `values`, which are
         only read. Returns the length."""
 
     @abstractmethod
     def _decode(self, payload: memoryview, out: Values, bits: Bits) -> None:
         """The length is that which `length_of` gives. `bits` is scratch as long as `out`. Raises CodecError."""
 
-    def _most(self, count: int) -> int:
-        most = self._bytes_max.get(count)
-        if most is None:
-            if count > limits.SEGMENT_VALUES_MAX:
-                raise CodecError(f"{self.spec}: a segment of {count} values; at most {limits.SEGMENT_VALUES_MAX}")
-            most = self._bytes_max[count] = self.spec.segment_bytes_max(count, self._borders)
-        return most
+    def _room(self, count: int, out: memoryview) -> memoryview:
+        """As much of `out` as a segment may take."""
+        most = self.bytes_max(count)
+        if len(out) < most:
+            raise CodecError(f"{self.spec}: {len(out)} bytes for {count} values, which may take {most}")
+        return out[:most]
 
     def _check(self, payload: memoryview, count: int) -> None:
+        if self._fixed and len(payload) == self._bytes_max.get(count):
+            return
         length = self.length_of(payload, count)
         if len(payload) != length:
             raise CodecError(f"{self.spec}: {len(payload)} bytes for {count} values, which take {length}")

@@ -47,12 +47,12 @@ class BlockCodec(Codec):
         self._levels = levels
         self._highest = levels - fewer
         self._signed = fewer > 0
-        self._stochastic = stochastic
+        self.draws = stochastic
         self._numbers: Bytes = np.empty(limits.SEGMENT_VALUES_MAX, np.uint8)
 
     def _steps(self, values: Values, bits: Bits) -> Values:
         """The step size of each block. Raises CodecError when a value is not finite."""
-        return step_sizes(self._extents(values, bits), self._levels, reaching=self._stochastic)
+        return step_sizes(self._extents(values, bits), self._levels, reaching=self.draws)
 
     def _extents(self, values: Values, bits: Bits) -> Values:
         """The magnitude that the steps of each block must reach: its largest one.
@@ -76,7 +76,7 @@ class BlockCodec(Codec):
         steps = self._steps(values, bits)
         scaled = self._decoded[: len(values)]
         by_block(np.divide, values, np.where(steps == 0, np.float32(np.inf), steps), self._block, out=scaled)
-        if self._stochastic:
+        if self.draws:
             add_dither(scaled, terms.seed, scratch=bits.view(np.float32))
         np.rint(scaled, out=scaled)
         np.clip(scaled, -self._levels, self._highest, out=scaled)

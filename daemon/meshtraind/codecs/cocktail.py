@@ -24,7 +24,7 @@ class Cocktail(DrawnCodec):
     def encode_rest_into(self, values: Values, out: memoryview, terms: Terms = FIRST) -> int:
         """As `Codec.encode_rest_into`, at the places alone that were drawn."""
         self._peak(values.view(np.uint32), self._bits[: len(values)])
-        most = self._most(len(values))
+        most = self.bytes_max(len(values))
         places = self._places(terms.seed, len(values))
         rest = values[places]
         SEED.pack_into(out, 0, terms.seed)
@@ -34,7 +34,7 @@ class Cocktail(DrawnCodec):
 
     def length_of(self, payload: memoryview, count: int) -> int:
         """From the header behind the seed. Raises CodecError as `SparseCodec.length_of` does."""
-        self._most(count)
+        self.bytes_max(count)
         try:
             return SEED.size + self._chooser.length_of(payload[SEED.size :], masked_values(self.spec, count))
         except CodecError as error:

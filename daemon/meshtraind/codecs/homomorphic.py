@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshtraind.codecs.base import FIRST, Bits, Codec, CodecError, Terms, Values
-from meshtraind.codecs.indices import Form, Indices, write_indices
+from meshtraind.codecs.indices import Indices, write_bitmap
 from meshtraind.codecs.selection import largest
 from meshtraind.codecs.sketch import Numbers, cells_of, peel, poured, read_cells, write_cells
 from meshwire import limits
@@ -41,6 +41,7 @@ class Recovered(NamedTuple):
 class Homomorphic(Codec):
     """What `decode_into` makes of a segment whose values are not found is zeros."""
 
+    draws = True
     shared_draws = True
 
     def __init__(self, spec: CodecSpec) -> None:
@@ -102,7 +103,7 @@ class Homomorphic(Codec):
         self._sent = places, _values_of(numbers)
         SEED.pack_into(out, 0, terms.seed)
         cells_at = _cells_at(len(values))
-        write_indices(Form.BITMAP, places, len(values), out[SEED.size : cells_at])
+        write_bitmap(places, len(values), out[SEED.size : cells_at])
         write_cells(full, out[cells_at:])
         return len(out)
 

@@ -20,6 +20,10 @@ from meshwire.codecs.sparsifiers import GAP_WIDTHS, bitmap_bytes, gap_bytes
 
 Indices = NDArray[np.intp]
 Digits = NDArray[np.uint16]
+Gaps = NDArray[np.uint32]
+
+ESCAPES = {width: np.uint32((1 << width) - 1) for width in GAP_WIDTHS}
+"""By width of a digit: the largest one."""
 
 
 class Form(IntEnum):
@@ -33,29 +37,39 @@ class Form(IntEnum):
     GAPS_16 = 16
 
 
-def smallest_form(indices: Indices, count: int) -> tuple[Form, int]:
-    """The form other than ALL that takes fewest bytes for indices in [0, count), and how many."""
+def gaps_between(indices: Indices) -> Gaps:
+    """How many values are passed over before each index."""
+    gaps = np.empty(len(indices), np.uint32)
+    if len(indices):
+        gaps[0] = indices[0]
+        np.subtract(indices[1:], indices[:-1], out=gaps[1:], casting="unsafe")
+        gaps[1:] -= np.uint32(1)
+    return gaps
+
+
+def smallest_form(gaps: Gaps, count: int) -> tuple[Form, int]:
+    """The form other than ALL that takes fewest bytes for indices in [0, count) with these gaps, and how many."""
     form, size = Form.BITMAP, bitmap_bytes(count)
-    gaps = _gaps(indices)
-    for width in GAP_WIDTHS:
-        if gap_bytes(len(gaps), width) >= size:
+    for width, escape in ESCAPES.items():
+        if len(gaps) * width >= size * 8:
             continue  # without a single escape; a wider one can be smaller, for those of 12 bits come in pairs
-        escapes = int((gaps // _escape(width)).sum())
-        if gap_bytes(len(gaps) + escapes, width) < size:
-            form, size = Form(width), gap_bytes(len(gaps) + escapes, width)
+        size_bytes = gap_bytes(len(gaps) + int((gaps // escape).sum()), width)
+        if size_bytes < size:
+            form, size = Form(width), size_bytes
     return form, size
 
 
-def write_indices(form: Form, indices: Indices, count: int, out: memoryview) -> None:
+def write_bitmap(indices: Indices, count: int, out: memoryview) -> None:
+    """Fills `out`, which has `bitmap_bytes(count)`."""
+    marked = np.zeros(count, np.bool_)
+    marked[indices] = True
+    np.frombuffer(out, np.uint8)[:] = np.packbits(marked, bitorder="little")
+
+
+def write_gaps(form: Form, gaps: Gaps, out: memoryview) -> None:
     """Fills `out`, which is as long as `smallest_form` said."""
     target = np.frombuffer(out, np.uint8)
-    if form is Form.BITMAP:
-        marked = np.zeros(count, np.bool_)
-        marked[indices] = True
-        target[:] = np.packbits(marked, bitorder="little")
-        return
-    escape = _escape(form)
-    gaps = _gaps(indices)
+    escape = ESCAPES[form]
     escapes = gaps // escape
     digits = np.full(len(target) * 8 // form, escape, np.uint16)  # one that fills the last byte is an escape too
     digits[np.cumsum(escapes + np.uint32(1), dtype=np.intp) - 1] = gaps - escapes * escape
@@ -77,7 +91,7 @@ def read_indices(form: int, payload: memoryview, kept: int, count: int) -> Indic
         if form not in GAP_WIDTHS:
             raise CodecError(f"indices in the unknown form {form}")
         digits = _unpack(source, form)
-        ends = digits != _escape(form)
+        ends = digits != ESCAPES[form]
         used = len(digits) if not len(digits) or ends[-1] else len(digits) - 1
         if gap_bytes(used, form) != len(source) or not ends[used - 1 : used].all():
             raise CodecError("bytes behind the last index")
@@ -87,20 +101,6 @@ def read_indices(form: int, payload: memoryview, kept: int, count: int) -> Indic
     if kept and indices[-1] >= count:
         raise CodecError(f"index {indices[-1]} in a segment of {count} values")
     return indices
-
-
-def _gaps(indices: Indices) -> NDArray[np.uint32]:
-    gaps = np.empty(len(indices), np.uint32)
-    if len(indices):
-        gaps[0] = indices[0]
-        np.subtract(indices[1:], indices[:-1], out=gaps[1:], casting="unsafe")
-        gaps[1:] -= np.uint32(1)
-    return gaps
-
-
-def _escape(width: int) -> np.uint32:
-    """The largest digit."""
-    return np.uint32((1 << width) - 1)
 
 
 def _pack(digits: Digits, width: int, out: NDArray[np.uint8]) -> None:

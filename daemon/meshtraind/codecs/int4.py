@@ -22,7 +22,7 @@ class Int4(BlockCodec):
 
     def _steps(self, values: Values, bits: Bits) -> Values:
         try:
-            return signed_step_sizes(values, self._block, INT4_LEVELS, reaching=self._stochastic)
+            return signed_step_sizes(values, self._block, INT4_LEVELS, reaching=self.draws)
         except CodecError as error:
             raise CodecError(f"{self.spec}: {error}") from None
 

@@ -18,7 +18,7 @@ from meshtraind.codecs.base import INFINITY_FP32, MAGNITUDE_FP32, CodecError, Va
 from meshtraind.codecs.bit_packing import FOURS, either_sign, pack_nibbles, pack_quads, unpack_nibbles
 from meshtraind.codecs.blocks import by_block, read_steps, signed_step_sizes, step_sizes, write_steps
 from meshwire.codecs.quantizers import INT4_BLOCK, INT4_LEVELS, QUAD_LEVELS, STEP_BYTES, blocks
-from meshwire.codecs.sparsifiers import values_bytes
+from meshwire.codecs.sparsifiers import VALUES_BYTES
 
 FP16_PEAK_BITS = 15  # scaled magnitudes are below 2^15
 FP16_EXPONENT_MIN = -127
@@ -42,7 +42,7 @@ class KeptValues(ABC):
 
     def size(self, count: int) -> int:
         """Exact bytes of so many values."""
-        return values_bytes(self.name, count)
+        return VALUES_BYTES[self.name](count)
 
     @abstractmethod
     def quantised(self, values: Values) -> Values:

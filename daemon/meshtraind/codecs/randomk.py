@@ -24,6 +24,7 @@ assert SEED.size == SEED_BYTES
 class DrawnCodec(Codec):
     """Values at places that are drawn; all others are decoded as 0."""
 
+    draws = True
     shared_draws = True
 
     def _decode(self, payload: memoryview, out: Values, bits: Bits) -> None:

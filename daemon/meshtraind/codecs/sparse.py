@@ -11,7 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshtraind.codecs.base import FIRST, Bits, Codec, CodecError, Terms, Values
-from meshtraind.codecs.indices import Form, Indices, read_indices, smallest_form, write_indices
+from meshtraind.codecs.indices import (
+    Form,
+    Indices,
+    gaps_between,
+    read_indices,
+    smallest_form,
+    write_bitmap,
+    write_gaps,
+)
 from meshtraind.codecs.kept_values import FORMS
 from meshwire import limits
 from meshwire.codecs.registry import CodecSpec
@@ -54,7 +62,7 @@ class SparseCodec(Codec):
 
     def length_of(self, payload: memoryview, count: int) -> int:
         """From the header. Raises CodecError unless so many bytes are there, and can be those of `count` values."""
-        self._most(count)
+        self.bytes_max(count)
         if len(payload) < HEADER.size:
             raise CodecError(f"{self.spec}: {len(payload)} bytes are no header")
         form, kept, index_bytes = HEADER.unpack_from(payload)
@@ -71,27 +79,32 @@ class SparseCodec(Codec):
 
     def _encode(self, values: Values, bits: Bits, out: memoryview, terms: Terms) -> int:
         self._peak(values.view(np.uint32), bits)
-        most = len(values)
+        written, count = self._written, len(values)
+        most = count
         if terms.bytes_max is not None:
-            most = kept_within(self.spec, len(values), terms.bytes_max)
+            most = kept_within(self.spec, count, terms.bytes_max)
         indices = self._chosen(bits, terms.round, most)
-        sent = self._written.quantised(values[indices])
-        if self._written.drops_zeros and not sent.all():
+        sent = written.quantised(values[indices])
+        if written.drops_zeros and not sent.all():
             indices, sent = indices[sent != 0], sent[sent != 0]
-        form, index_bytes = smallest_form(indices, len(values))
-        if self._written.size(len(values)) <= index_bytes + self._written.size(len(sent)):
-            form, index_bytes, sent = Form.ALL, 0, self._written.quantised(values)
-        values_at = HEADER.size + index_bytes
-        if form is Form.ALL:
-            HEADER.pack_into(out, 0, form, 0, 0)
+        gaps = gaps_between(indices)
+        form, index_bytes = smallest_form(gaps, count)
+        sent_bytes, all_bytes = written.size(len(sent)), written.size(count)
+        if all_bytes <= index_bytes + sent_bytes:
+            HEADER.pack_into(out, 0, Form.ALL, 0, 0)
+            sent, index_bytes, sent_bytes = written.quantised(values), 0, all_bytes
             self._sent = None, sent
         else:
             HEADER.pack_into(out, 0, form, len(sent), index_bytes)
-            write_indices(form, indices, len(values), out[HEADER.size : values_at])
+            place = out[HEADER.size : HEADER.size + index_bytes]
+            if form is Form.BITMAP:
+                write_bitmap(indices, count, place)
+            else:
+                write_gaps(form, gaps, place)
             self._sent = indices, sent
-        length = values_at + self._written.size(len(sent))
-        self._written.write(sent, out[values_at:length])
-        return length
+        values_at = HEADER.size + index_bytes
+        written.write(sent, out[values_at : values_at + sent_bytes])
+        return values_at + sent_bytes
 
     def _decode(self, payload: memoryview, out: Values, bits: Bits) -> None:
         indices, sent = self.read(payload, len(out))

@@ -27,6 +27,8 @@ LARGEST = np.finfo(np.float32).max
 class TernGrad(Codec):
     """Error 0 on average for the clipped value g; its variance is s * |g| - g^2."""
 
+    draws = True
+
     def __init__(self, spec: CodecSpec) -> None:
         super().__init__(spec)
         self._digits: Bytes = np.empty(limits.SEGMENT_VALUES_MAX, np.uint8)

@@ -4,24 +4,21 @@ It outlives generations: a round that runs again is given the very bytes that it
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from meshtraind.codecs.base import CodecError, Terms, Values
-from meshtraind.contributions.byte_budget import ByteBudget
+from meshtraind.codecs.base import CodecError, Values
 from meshtraind.contributions.error_feedback import Feedback, Residual
 from meshtraind.contributions.momentum import MomentumCorrection, correction_of
-from meshtraind.contributions.seeds import segment_seed
 from meshtraind.contributions.segments import Segment, Segments
+from meshtraind.contributions.terms import RunTerms
 from meshwire.codecs.spec import CodecSpec
 from meshwire.collectives.exchange import Part
 from meshwire.layout.budget import Budget
 from meshwire.model.manifest import Momentum
 from meshwire.model.plan import VALUE_BYTES, Plan
-
-Encode = Callable[[Values, memoryview, Terms], int]
 
 
 class OwnContribution(ABC):
@@ -88,9 +85,7 @@ class ZeroCopy(HopContribution):
     complete, and so after its successor on the ring has received what was sent from here. Nothing is copied, and what
     only enters a sum is never rounded."""
 
-    def __init__(self, segments: Segments) -> None:
-        super().__init__(segments)
-        self._raw: Values
+    _raw: Values
 
     def _take(self, bucket: int, raw: Values) -> None:
         self._raw = raw
@@ -197,55 +192,60 @@ class WithErrorFeedback(OwnContribution):
         super().__init__(segments)
         self.area = area
         self._number = number
-        self._seed = compensation.seed
         self._residual = compensation.residual
         self._correction = compensation.correction
         self.weight = weight
         self._members = members
-        self._byte_budget = ByteBudget(compensation.budget)
+        self._terms = RunTerms(compensation.seed, number, compensation.budget)
         self._ends: dict[int, list[int]] = {}  # by bucket: where its segments begin in the area, and the last one ends
 
     def _take(self, bucket: int, raw: Values) -> None:
         segments = self._segments[bucket]
-        ends = [segments[0].offset]
-        if self._residual is None or not segments[0].codec.spec.error_feedback:
-            for segment in segments:
-                values = raw[segment.start : segment.start + segment.count]
-                ends.append(self._encoded(segment, segment.codec.encode_into, values, ends[-1]))
-        else:
-            start, last = segments[0].start, segments[-1]
-            count = last.start + last.count - start
-            self._residual.lay_out((start, count))
-            values = self._residual.begin(self._number, start, count, self.weight)
-            try:
-                with np.errstate(over="ignore", invalid="ignore"):  # found when it is encoded
-                    velocity = self._add(bucket, values, raw[start : start + count])
-                for segment in segments:
-                    run = slice(segment.start - start, segment.start - start + segment.count)
-                    ends.append(self._encoded(segment, segment.codec.encode_rest_into, values[run], ends[-1]))
-                    if velocity is not None:
-                        segment.codec.clear_sent(velocity[run])
-            except CodecError:
-                self._residual.cancel(self._number, start)
-                if self._correction is not None:
-                    self._correction.velocity.cancel(self._number, start)
-                raise
-        self._ends[bucket] = ends
+        start, count = segments[0].start, segments[-1].start + segments[-1].count - segments[0].start
+        gradient = raw[start : start + count]
+        if self._residual is None or not segments[0].codec.error_feedback:
+            self._ends[bucket] = self._encode_run(segments, gradient, None, owed=False)
+            return
+        self._residual.lay_out((start, count))
+        values = self._residual.begin(self._number, start, count, self.weight)
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):  # found when it is encoded
+                if self._correction is None:
+                    np.add(values, gradient, out=values)
+                    velocity = None
+                else:
+                    velocity = self._correction.accumulate(
+                        self._number, bucket, values, gradient, self.weight, self._members
+                    )
+            self._ends[bucket] = self._encode_run(segments, values, velocity, owed=True)
+        except CodecError:
+            self._residual.cancel(self._number, start)
+            if self._correction is not None:
+                self._correction.velocity.cancel(self._number, start)
+            raise
 
-    def _add(self, bucket: int, values: Values, gradient: Values) -> Values | None:
-        """Adds what is new in this round to what was left out. Returns the bucket's velocity, if there is one."""
-        if self._correction is None:
-            np.add(values, gradient, out=values)
-            return None
-        return self._correction.accumulate(self._number, bucket, values, gradient, self.weight, self._members)
+    def _encode_run(
+        self, segments: Sequence[Segment], values: Values, velocity: Values | None, *, owed: bool
+    ) -> list[int]:
+        """Encodes a bucket's segments back to back, and returns where they begin, and where the last one ends.
 
-    def _encoded(self, segment: Segment, encode: Encode, values: Values, at: int) -> int:
-        """Encodes a segment at `at`, and returns where it ends."""
-        seed = segment_seed(self._seed, self._number, segment.start)
-        terms = Terms(self._number, seed, self._byte_budget.reserve(segment))
-        length = encode(values, self.area[at : at + segment.length], terms)
-        self._byte_budget.spend(segment, length)
-        return at + length
+        Args:
+            values: of the bucket. What is not sent of them stays there if it is `owed`.
+            velocity: of the bucket; what has moved a value that is sent is cleared.
+        """
+        start, at = segments[0].start, segments[0].offset
+        ends = [at]
+        for segment in segments:
+            run = slice(segment.start - start, segment.start - start + segment.count)
+            codec, place, terms = segment.codec, self.area[at : at + segment.length], self._terms.of(segment)
+            length = (codec.encode_rest_into if owed else codec.encode_into)(values[run], place, terms)
+            if terms.bytes_max is not None:
+                self._terms.spend(length)
+            if velocity is not None:
+                codec.clear_sent(velocity[run])
+            at += length
+            ends.append(at)
+        return ends
 
     def encoded(self, bucket: int, first_segment: int, segment_count: int) -> memoryview:
         ends = self._ends[bucket]

@@ -36,7 +36,7 @@ class RoundResults:
     number: int
     form: RoundForm
     area: memoryview  # the encoded vector first, but for a gather
-    exchanges: Sequence[BucketExchange]  # by bucket; none where a member that holds the round serves it
+    exchanges: Sequence[BucketExchange] = ()  # by bucket; none where a member that holds the round serves it
     finals: list[Final] = field(default_factory=list)  # what of it is final in the area
     void: bool = True  # until it is complete, and counts
 

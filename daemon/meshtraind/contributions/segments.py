@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -59,14 +60,15 @@ class RoundForms:
         specs = {spec for layout in self._layouts.all for spec in layout.codecs}
         codecs = {spec: codec_named(str(spec)) for spec in specs}
         self._forms = {layout: RoundForm(layout, _segments(layout, codecs)) for layout in self._layouts.all}
+        self._only = next(iter(self._forms.values())) if len(self._forms) == 1 else None
         self.shared_draws = any(codec.shared_draws for codec in codecs.values())
 
     def __iter__(self) -> Iterator[RoundForm]:
         return iter(self._forms.values())
 
     def of(self, number: int) -> RoundForm:
-        """The form of a round."""
-        return self._forms[self._layouts.of(number)]
+        """The form of a round. Most jobs have one."""
+        return self._only or self._forms[self._layouts.of(number)]
 
     def ends_with(self, number: int) -> bool:
         """Whether no later round has the form of this one."""
@@ -85,7 +87,7 @@ class RoundForms:
 
 
 def _segments(layout: EncodedLayout, codecs: Mapping[CodecSpec, Codec]) -> Segments:
-    return [
+    segments = [
         [
             Segment(
                 codec.within(layout.plan.borders(bucket.index, segment)),
@@ -97,6 +99,9 @@ def _segments(layout: EncodedLayout, codecs: Mapping[CodecSpec, Codec]) -> Segme
         ]
         for bucket, codec in zip(layout.plan.buckets, (codecs[spec] for spec in layout.codecs), strict=True)
     ]
+    for segment in chain.from_iterable(segments):
+        assert segment.codec.bytes_max(segment.count) == segment.length, "a place is as long as its codec needs"
+    return segments
 
 
 def each_payload(segments: Sequence[Segment], run: memoryview) -> Iterator[tuple[Segment, memoryview]]:

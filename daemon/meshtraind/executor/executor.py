@@ -37,8 +37,8 @@ from meshtraind.projection.base import LearnerHelp
 from meshtraind.runtime.timeslice import Slices
 from meshtraind.transport.round_link import RoundLink
 from meshwire.codecs.registry import parse_codec
-from meshwire.collectives.exchange import Part, Work
-from meshwire.collectives.strategy import Strategy, collective_for
+from meshwire.collectives.exchange import Part, Strategy, Work
+from meshwire.collectives.strategy import collective_for
 from meshwire.frames.header import Header
 from meshwire.layout.budget import budget_of
 from meshwire.layout.encoded import EncodedLayout
@@ -97,7 +97,7 @@ class Executor:
             self._forms, self._memory, result, self._projections, reducer, host, self._second_phases
         )
         self._slot = self._calculation.slot
-        self._settling = Slices(self._projections.settle_one)
+        self._settling = Slices(self._projections.projected.settle_one)
         self._fenced: bool
         self._generation: int
         self._strategies: dict[RoundForm, Strategy]
@@ -161,10 +161,9 @@ class Executor:
         self._strategies = {
             form: self._collective.topology.strategy(form.layout, ranks, self._rank) for form in self._forms
         }
-        area_bytes = {form: strategy.area_bytes for form, strategy in self._strategies.items()}
-        self._memory.form(area_bytes, len(ranks))
+        self._memory.form(self._strategies, len(ranks))
         place = learning.index(self._rank) if self._rank in learning else None
-        self._projections.enter(place, len(learning))
+        self._projections.projected.enter(place, len(learning))
         self._sending = Sending(
             members,
             self._job,
@@ -226,14 +225,15 @@ class Executor:
         With s>0 the slot's values of this bucket are no longer needed when this returns (M1); with s=0 they must stay
         until the round is complete. What was kept once is what is contributed: later, `raw` is not looked at.
         """
+        form = self._forms.of(number)
         if part is Part.DATA:
             if isinstance(raw, memoryview):
                 raw = np.frombuffer(raw, np.float32)
-            part = self._memory.own_part(number, weight).keep(bucket, raw)
+            part = self._memory.own_part(number, form, weight).keep(bucket, raw)
         if self._fenced:
             return
-        round_ = self._round(number)
-        precursor = round_.form.layout.precursors.get(bucket)
+        round_ = self._memory.round(number, form)
+        precursor = form.layout.precursors.get(bucket)
         if precursor is not None:
             self._second_phases.begin(number, bucket, part, weight)
         self.add(round_, bucket if precursor is None else precursor, part, weight)
@@ -266,7 +266,7 @@ class Executor:
     @property
     def encoder(self) -> LearnerHelp | None:
         """What the learner learns for the codec; None for one without an autoencoder."""
-        return self._projections.encoder
+        return self._projections.projected.encoder
 
     # What arrives
 
@@ -281,10 +281,11 @@ class Executor:
         complete = self._host.complete
         if not complete < header.round <= complete + 2 * (self._staleness + 1):
             return f"chunk of round {header.round} while {complete} are complete"
-        buckets = len(self._forms.of(header.round).layout.plan.buckets)
+        form = self._forms.of(header.round)
+        buckets = len(form.layout.plan.buckets)
         if header.bucket >= buckets:
             return f"chunk of bucket {header.bucket} of {buckets} in round {header.round}"
-        round_ = self._round(header.round)
+        round_ = self._memory.round(header.round, form)
         place = round_.exchanges[header.bucket].announce(sender, header)
         if isinstance(place, str):
             return f"round {header.round}: {place}"
@@ -364,14 +365,6 @@ class Executor:
             self._feedback.close()
 
     # Computing
-
-    def _round(self, number: int) -> RoundResults:
-        round_ = self._memory.rounds.get(number)
-        if round_ is None:
-            form = self._forms.of(number)
-            exchanges = [self._strategies[form].exchange(bucket.index) for bucket in form.layout.plan.buckets]
-            round_ = self._memory.add(number, exchanges)
-        return round_
 
     def _take(self, round_: RoundResults, header: Header) -> bool:
         """A chunk is here. Returns False if it has to wait until more is known of its round."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from meshtraind.contributions.error_feedback import Residual
 from meshtraind.contributions.results import RoundResults
 from meshtraind.contributions.segments import RoundForm, RoundForms
-from meshtraind.projection.base import AsItIs, LearnerHelp, Projection
+from meshtraind.projection.base import AsItIs, Projection
 from meshtraind.projection.lgc.projection import LearnedGradients
 from meshtraind.projection.powersgd.projection import LowRankProjection
 
@@ -27,6 +27,7 @@ class Projections:
 
     Attributes:
         projected: that of the rounds after the warm-up.
+        of: that of the rounds which have a form; a job's first ones may send all values.
     """
 
     def __init__(
@@ -43,21 +44,6 @@ class Projections:
         if forms.codec.family.transforms:
             assert residual is not None
             self.projected = _CLASSES[forms.codec.name](forms, rounds, seed, staleness, first, residual)
-        self._of = {form: self.projected if form.layout.projected else as_it_is for form in forms}
-
-    def of(self, form: RoundForm) -> Projection:
-        """That of the rounds which have this form; a job's first ones may send all values."""
-        return self._of[form]
-
-    def enter(self, place: int | None, learners: int) -> None:
-        """A generation begins (`Projection.enter`)."""
-        self.projected.enter(place, learners)
-
-    def settle_one(self) -> bool:
-        """Does a little for rounds that are settled. Returns False if there was nothing to do."""
-        return self.projected.settle_one()
-
-    @property
-    def encoder(self) -> LearnerHelp | None:
-        """What the learner learns for the codec; None for one without an autoencoder."""
-        return self.projected.encoder
+        self.of: Mapping[RoundForm, Projection] = {
+            form: self.projected if form.layout.projected else as_it_is for form in forms
+        }

@@ -76,10 +76,10 @@ class LinearReducer(Reducer):
         self._segment = self._scratch()
 
     def contribution(self, form: RoundForm, areas: Areas, number: int, weight: float, members: int) -> OwnContribution:
-        return self._of.projections.of(form).part(form, areas, self._segment, number, weight)
+        return self._of.projections.of[form].part(form, areas, self._segment, number, weight)
 
     def arithmetic(self, form: RoundForm) -> Arithmetic:
-        built_on = self._of.projections.of(form).reads_results
+        built_on = self._of.projections.of[form].reads_results
         return HopArithmetic(form.segments, form.layout.plan.segment_values, built_on=built_on)
 
 

@@ -60,7 +60,7 @@ class ResultSlot:
         self._left = sum(map(len, form.segments))
         if self._values is None:
             return  # closed
-        self._expansion = self._projections.of(form).expansion(form, self.round, self._values)
+        self._expansion = self._projections.of[form].expansion(form, self.round, self._values)
         self._arrived = deque(arrived)
         if arrived:
             self._slices.run_later()

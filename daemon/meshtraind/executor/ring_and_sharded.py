@@ -7,14 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshtraind.codecs.base import CodecError, Terms, Values
-from meshtraind.contributions.byte_budget import ByteBudget
+from meshtraind.codecs.base import CodecError, Values
 from meshtraind.contributions.contribution import HopContribution, OwnContribution, WithErrorFeedback
 from meshtraind.contributions.error_feedback import Feedback
 from meshtraind.contributions.received import BrokenPartError, MemberPart, mean_into, member_parts, payloads_of
 from meshtraind.contributions.results import Final
-from meshtraind.contributions.seeds import segment_seed
 from meshtraind.contributions.segments import Segment, each_payload
+from meshtraind.contributions.terms import RunTerms
 from meshtraind.executor.result_slot import ResultSlot
 from meshwire.collectives.exchange import Work
 from meshwire.layout.budget import Budget
@@ -293,19 +292,19 @@ class ShardedArithmetic(Arithmetic):
     ) -> Work:
         start, last = segments[0].start, segments[-1]
         owed = None
-        if self._feedback is not None and segments[0].codec.spec.error_feedback:
+        if self._feedback is not None and segments[0].codec.error_feedback:
             of_bucket = self._segments[bucket]
             of = of_bucket[0].start, of_bucket[-1].start + of_bucket[-1].count - of_bucket[0].start
             count = last.start + last.count - start
             owed = self._feedback.finish(number, of, start, count, work.weight, own_weight)
         squared_norm = 0.0
-        byte_budget = ByteBudget(self._budget)
+        run_terms = RunTerms(self._seed, number, self._budget)
         at = first = segments[0].offset
         for index, segment in enumerate(segments):
             total = self._sum[: segment.count]
             mean_into(parts, index, work.weight, total)
             place = area[at : at + segment.length]
-            terms = Terms(number, segment_seed(self._seed, number, segment.start), byte_budget.reserve(segment))
+            terms = run_terms.of(segment)
             try:
                 if owed is None:
                     length = segment.codec.encode_into(total, place, terms)
@@ -323,6 +322,7 @@ class ShardedArithmetic(Arithmetic):
                 values = slot.place(segment) if slot is not None else total
                 segment.codec.decode_into(area[at : at + length], values)
                 squared_norm += self._squared_norm(values) if segment.measured else 0.0
-            byte_budget.spend(segment, length)
+            if terms.bytes_max is not None:
+                run_terms.spend(length)
             at += length
         return replace(work, length_bytes=at - first, squared_norm=squared_norm)

@@ -15,7 +15,7 @@ from meshtraind.contributions.results import EncodedRound, Final, RoundResults
 from meshtraind.contributions.segments import Areas, RoundForm, RoundForms, Segment
 from meshtraind.executor.projections import Projections
 from meshtraind.executor.reducers import Reducer
-from meshwire.collectives.exchange import BucketExchange
+from meshwire.collectives.exchange import Strategy
 from meshwire.model.plan import Shard
 
 
@@ -43,29 +43,37 @@ class RoundMemory:
         self._projections = projections
         self._reducer = reducer
         self._members = 1
+        self._strategies: Mapping[RoundForm, Strategy] = {}
         self._areas = {form: Areas(form.layout.total_bytes) for form in forms}
         self._own_areas = {form: Areas(form.layout.total_bytes) for form in forms}
         self.rounds = rounds
         self.own: dict[int, OwnContribution] = {}
 
-    def form(self, area_bytes: Mapping[RoundForm, int], members: int) -> None:
-        """From now on there are so many members, and rounds take areas of these sizes."""
+    def form(self, strategies: Mapping[RoundForm, Strategy], members: int) -> None:
+        """From now on there are so many members, and rounds go these ways."""
         self._members = members
-        for form, size_bytes in area_bytes.items():
-            if size_bytes != self._areas[form].size_bytes:
-                self._areas[form] = Areas(size_bytes)
+        self._strategies = strategies
+        for form, strategy in strategies.items():
+            if strategy.area_bytes != self._areas[form].size_bytes:
+                self._areas[form] = Areas(strategy.area_bytes)
 
-    def add(self, number: int, exchanges: Sequence[BucketExchange]) -> RoundResults:
-        """Memory for a round that has none."""
-        form = self._forms.of(number)
-        round_ = self.rounds[number] = RoundResults(number, form, self._areas[form].take(), exchanges)
+    def round(self, number: int, form: RoundForm) -> RoundResults:
+        """A round of this form that is exchanged here, from the first word of it on."""
+        round_ = self.rounds.get(number)
+        if round_ is None:
+            round_, strategy = self.add(number, form), self._strategies[form]
+            round_.exchanges = [strategy.exchange(bucket.index) for bucket in form.layout.plan.buckets]
         return round_
 
-    def own_part(self, number: int, weight: float) -> OwnContribution:
-        """For what is to be kept of this member's part, which has this weight."""
+    def add(self, number: int, form: RoundForm) -> RoundResults:
+        """Memory for a round of this form that has none, without exchanges."""
+        round_ = self.rounds[number] = RoundResults(number, form, self._areas[form].take())
+        return round_
+
+    def own_part(self, number: int, form: RoundForm, weight: float) -> OwnContribution:
+        """For what is to be kept of this member's part in a round of this form, in which it has this weight."""
         own = self.own.get(number)
         if own is None:
-            form = self._forms.of(number)
             areas = self._own_areas[form]
             own = self.own[number] = self._reducer.contribution(form, areas, number, weight, self._members)
         return own
@@ -104,9 +112,9 @@ class RoundMemory:
         if size_bytes > most or (layout.served_in_place and size_bytes != most):
             raise CodecError(f"round {number} has {size_bytes} bytes at the source and {most} here")
         if not layout.served_in_place:
-            self.rounds[number] = RoundResults(number, form, np.empty(size_bytes, np.uint8).data, ())
+            self.rounds[number] = RoundResults(number, form, np.empty(size_bytes, np.uint8).data)
         elif number not in self.rounds:
-            self.add(number, ())
+            self.add(number, form)
         return self.rounds[number].area[:size_bytes]
 
     def served(self, number: int, poisoned: bytes | None, contributors: int, weights: Sequence[float]) -> RoundResults:
@@ -154,12 +162,12 @@ class RoundMemory:
         """A round is complete, and counts or is void. `contributed`: this member is in it."""
         round_ = self.rounds[number]
         round_.void = void
-        self._projections.of(round_.form).settled(round_, contributed=contributed)
+        self._projections.of[round_.form].settled(round_, contributed=contributed)
 
     def forget(self, number: int) -> None:
         """All of a round is needed no more, but for what may be made of it for later ones."""
         form = self._forms.of(number)
-        projection = self._projections.of(form)
+        projection = self._projections.of[form]
         self._release(number - projection.reaches_back)
         projection.forget(number)
         if (own := self.own.pop(number, None)) is not None and own.area is not None:

@@ -1,16 +1,17 @@
-"""What this member sends in one generation: work of rounds that waits for a link, made into frames in its turn."""
+"""What this member sends in one generation: work of rounds that waits for a link, made into frames only when the link
+can take them, a slice at a time."""
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from meshtraind.contributions.results import RoundResults
 from meshtraind.contributions.segments import RoundForm
 from meshtraind.executor.compute import Calculation
 from meshtraind.executor.host import ChunkTrace, ExchangeMembers, RoundHost
-from meshtraind.executor.outbox import Frame, Outbox
 from meshtraind.executor.round_buffers import RoundMemory
-from meshwire.collectives.exchange import Work
-from meshwire.collectives.strategy import Strategy
+from meshtraind.runtime.timeslice import Slices
+from meshwire.collectives.exchange import Strategy, Work
 from meshwire.frames.header import Flags, Header, Kind
 
 
@@ -26,7 +27,8 @@ class _Item:
 
 
 class Sending:
-    """Nothing leaves before `start`.
+    """One queue to each member that is sent to, and one for work that is nobody else's. Nothing leaves before `start`.
+    With the generation ends what still waits.
 
     Args:
         members: of the generation.
@@ -46,6 +48,7 @@ class Sending:
         host: RoundHost,
         trace: ChunkTrace | None,
     ) -> None:
+        self._links = members.links
         self._job = job
         self._generation = members.generation
         self._strategies = strategies
@@ -53,19 +56,19 @@ class Sending:
         self._calculation = calculation
         self._host = host
         self._trace = trace
-        self._outbox: Outbox[_Item] = Outbox(members.links, self._prepare)
+        self._queues: dict[int, deque[_Item]] = {}
+        self._local: deque[_Item] = deque()  # a world of one has nobody to send to
+        self._slices = Slices(self._next)
+        self._started = False
+        self._unsubscribe: list[Callable[[], None]] = []
 
     def start(self) -> None:
-        """All members take what is sent: it leaves, on the links that there are now."""
-        self._outbox.start()
-
-    def pump(self) -> None:
-        """Sends while links can take it."""
-        self._outbox.pump()
-
-    def close(self) -> None:
-        """Drops what waits, and lets go of the links."""
-        self._outbox.close()
+        """All members take what is sent. It leaves on the links that there are now: one that is lost later takes
+        nothing more."""
+        self._started = True
+        self._links = dict(self._links)
+        self._unsubscribe = [link.on_writable(self._slices.run) for link in self._links.values()]
+        self._slices.run()
 
     def put(self, round_: RoundResults, bucket: int, work: Work, *, computed: bool) -> None:
         """Queues work for those that it is sent to, or for this member alone. `pump` gets it going.
@@ -73,14 +76,43 @@ class Sending:
         Args:
             computed: the bytes to be sent lie in the round's area.
         """
-        for step in work.send_steps:
-            self._outbox.put(
-                self._strategies[round_.form].program.steps[step].send_to, _Item(round_, bucket, work, computed, step)
-            )
         if not work.send_steps:
-            self._outbox.put(None, _Item(round_, bucket, work, computed, None))
+            self._local.append(_Item(round_, bucket, work, computed, None))
+        steps = self._strategies[round_.form].program.steps
+        for step in work.send_steps:
+            to = steps[step].send_to
+            assert to is not None
+            self._queues.setdefault(to, deque()).append(_Item(round_, bucket, work, computed, step))
 
-    def _prepare(self, item: _Item) -> Frame | None:
+    def pump(self) -> None:
+        """Computes and sends while links can take it."""
+        if self._started:
+            self._slices.run()
+
+    def close(self) -> None:
+        """Drops what waits, and lets go of the links."""
+        self._started = False
+        self._slices.stop()
+        for unsubscribe in self._unsubscribe:
+            unsubscribe()
+        self._queues.clear()
+        self._local.clear()
+
+    def _next(self) -> bool:
+        """Does a little. Returns False if there was nothing to do."""
+        if self._local:
+            self._prepare(self._local.popleft())
+            return True
+        for peer, queue in self._queues.items():
+            link = self._links.get(peer)  # none: it was lost, and another generation will go on without it
+            if queue and link is not None and link.writable:
+                frame = self._prepare(queue.popleft())
+                assert frame is not None
+                link.send_chunk(*frame)
+                return True
+        return False
+
+    def _prepare(self, item: _Item) -> tuple[Header, memoryview | None] | None:
         """The frame of an item whose turn has come; None if nobody but this member is concerned."""
         work, payload = item.work, None
         if not item.computed:

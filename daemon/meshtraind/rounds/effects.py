@@ -132,7 +132,7 @@ class EffectPerformer:
         self.stage = Stage.RUNNING
         unsent, self._unsent = self._unsent, []
         for message in unsent:
-            self._send(message)
+            self._broadcast(message)
 
     def fence(self) -> None:
         """G2: nothing of this generation is sent any more."""
@@ -202,14 +202,11 @@ class EffectPerformer:
 
     def _broadcast(self, message: Message) -> None:
         if self.stage is Stage.RUNNING:
-            self._send(message)
+            complete = self._parts.job_rounds.machine.complete
+            for link in self._parts.links.values():
+                link.notify(message, job=self._job, generation=self.generation, complete=complete)
         elif self.stage is Stage.ENTERED:
             self._unsent.append(message)
-
-    def _send(self, message: Message) -> None:
-        complete = self._parts.job_rounds.machine.complete
-        for link in self._parts.links.values():
-            link.notify(message, job=self._job, generation=self.generation, complete=complete)
 
     def _round_complete(self, done: RoundComplete) -> None:
         parts = self._parts

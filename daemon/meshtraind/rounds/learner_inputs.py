@@ -23,7 +23,7 @@ from meshwire.rounds.inputs import (
     LearnerLoads,
     LearnerParts,
 )
-from meshwire.rounds.step_times import hangs_after_s
+from meshwire.rounds.learner import hangs_after_s
 
 
 class LearnerInputs:

@@ -34,7 +34,7 @@ DGC_STAGES = 5
 SIDCO_EXCESS = 1.2  # a fitted threshold may keep so many times the values that were asked for
 
 
-_VALUE_FORMS: Mapping[str, Callable[[int], int]] = {  # exact bytes of so many values
+VALUES_BYTES: Mapping[str, Callable[[int], int]] = {  # by form of the values: exact bytes of so many
     "fp16": lambda count: 1 + 2 * count,  # the exponent of a power of two first
     "fp32": lambda count: 4 * count,
     "int8": lambda count: 4 + count,  # the step between two levels first
@@ -42,7 +42,7 @@ _VALUE_FORMS: Mapping[str, Callable[[int], int]] = {  # exact bytes of so many v
     "2bit": lambda count: STEP_BYTES * QUAD_LEVELS + -(-count // 4),  # the levels first
 }
 _EXACT_FORMS = ("fp16", "fp32")  # nothing is lost but what a cast rounds off
-_VALUES = Choice("values", tuple(_VALUE_FORMS), "fp16", "how the values that are sent are written")
+_VALUES = Choice("values", tuple(VALUES_BYTES), "fp16", "how the values that are sent are written")
 _AJI_HEAFIELD = "Aji and Heafield 2017, arXiv 1704.05021"
 
 
@@ -61,7 +61,7 @@ _CHUNK = Number(
 
 def values_bytes(form: str, count: int) -> int:
     """Exact bytes of so many values behind the indices; `form` as typed behind the +."""
-    return _VALUE_FORMS[form](count)
+    return VALUES_BYTES[form](count)
 
 
 def kept_values(ratio: float, count: int) -> int:
@@ -96,15 +96,13 @@ def kept_in_round(spec: CodecSpec, number: int, count: int) -> int:
     return kept_values(ratio ** (min(stage, DGC_STAGES) / DGC_STAGES), count)
 
 
-def competing(spec: CodecSpec, count: int) -> Iterator[tuple[int, int, int]]:
+def competing(spec: CodecSpec, count: int) -> list[tuple[int, int, int]]:
     """(start, length, how many) of the runs that `count` values are cut into, of each of which the largest are sent;
     what is left at the end is a shorter one."""
     length = int(spec.number(_CHUNK.name)) if _CHUNK in spec.family.parameters else limits.SEGMENT_VALUES_MAX
     number, rest = divmod(count, length)
-    if number:
-        yield 0, length, number
-    if rest:
-        yield count - rest, rest, 1
+    runs = [(0, length, number)] if number else []
+    return [*runs, (count - rest, rest, 1)] if rest else runs
 
 
 def most_kept(spec: CodecSpec, count: int) -> int:
@@ -292,7 +290,7 @@ SPARSE_FAMILIES = (
             Number("mask", 1e-5, 1.0, 0.1, "the part of a segment's values, at places drawn anew, that may be sent"),
             Number("ratio", 1e-5, 1.0, 0.2, "the part of those that is sent"),
             DECAY,
-            Choice("values", tuple(_VALUE_FORMS), "int4", "how the values that are sent are written"),
+            Choice("values", tuple(VALUES_BYTES), "int4", "how the values that are sent are written"),
         ),
         fixed=False,
         selects=True,

@@ -1,34 +1,33 @@
-"""What the ways have in common in which members' parts meet whole: kept apart, and summed in the order of ranks (C2).
+"""One bucket's way where members' parts meet whole: kept apart until all of a run are there, and summed in the order of
+ranks (C2). So a sum does not depend on the order of arrival. Parts are cut into frames in one way only, so runs of
+different members match.
 
-So a sum does not depend on the order of arrival. Parts are cut into frames in one way only, so runs of different
-members match.
+- sharded: encoded to its shard's owner, and once more from it. The owner keeps the parts of all members apart, behind
+  the vector in its area. A final shard is cut into frames as a part is.
+- gather: every part goes from its member to each other one, who each sum all parts and divide once by the weight.
+  Nothing is encoded anew, so there is no vector of encoded means: what is kept of a round are the parts of those that
+  contributed, in the order of ranks.
 """
 
-from collections.abc import Sequence
-
-from meshwire.collectives.exchange import BucketExchange, Part, Place, Work
+from meshwire.collectives.exchange import BucketExchange, Part, Place, Strategy, Work
 from meshwire.collectives.topology import Op, Program, Step
 from meshwire.frames.header import Flags, Header
 from meshwire.layout.encoded import EncodedLayout
-from meshwire.model.plan import Shard
 
 
-class PartsLayout:
-    """Where the others' parts of what this rank finishes lie: one block for each step at which one is received.
+class PartsStrategy(Strategy):
+    """The others' parts of what this rank finishes lie in one block for each step at which one is received.
 
     Args:
-        shards: by bucket.
         start: in bytes of the area, of the first block.
     """
 
-    def __init__(
-        self, layout: EncodedLayout, program: Program, shards: Sequence[tuple[Shard, ...]], start: int
-    ) -> None:
-        self._layout = layout
+    def __init__(self, layout: EncodedLayout, program: Program, start: int) -> None:
+        super().__init__(layout, program)
         (owned,) = program.owned
         self._starts: list[int] = []  # by bucket: what to add to a place in the vector to come into the first block
         self._block_bytes = 0
-        for bucket, of_bucket in enumerate(shards):
+        for bucket, of_bucket in enumerate(self.shards):
             own = of_bucket[owned]
             offset, length = layout.span(bucket, own.first_segment, own.segment_count)
             self._starts.append(start + self._block_bytes - offset)
@@ -37,22 +36,21 @@ class PartsLayout:
 
     def place(self, step: int, bucket: int, first_segment: int, segment_count: int) -> Place:
         """Of a run that is received at a step that brings a part."""
-        offset, length = self._layout.span(bucket, first_segment, segment_count)
+        offset, length = self.layout.span(bucket, first_segment, segment_count)
         return offset + self._starts[bucket] + step * self._block_bytes, length
 
 
 class PartsExchange(BucketExchange):
     """The state of one bucket in one round. The steps that bring parts are the program's first ones."""
 
-    def __init__(
-        self, bucket: int, program: Program, shards: tuple[Shard, ...], layout: EncodedLayout, parts: PartsLayout
-    ) -> None:
-        super().__init__(bucket, program, shards, layout)
-        self._parts = parts
+    def __init__(self, bucket: int, strategy: PartsStrategy) -> None:
+        super().__init__(bucket, strategy)
+        self._strategy = strategy
+        program = strategy.program
         (self._owned,) = program.owned
         # By first segment of each run that is summed here: what others have sent of it.
-        runs = layout.chunks(bucket, shards[self._owned])
-        self._received: dict[int, dict[int, Header]] = {first: {} for first, _ in runs}
+        self._runs = self._chunks[self._owned]
+        self._received: dict[int, dict[int, Header]] = {first: {} for first, _ in self._runs}
         self._final_steps = tuple(
             index for index, step in enumerate(program.steps) if step.op is Op.COPY and step.send_shard is not None
         )
@@ -69,7 +67,7 @@ class PartsExchange(BucketExchange):
     def _place(self, header: Header) -> Place:
         if self._program.steps[header.step].op is Op.COPY:
             return super()._place(header)
-        return self._parts.place(header.step, self._bucket, header.first_segment, header.segment_count)
+        return self._strategy.place(header.step, self._bucket, header.first_segment, header.segment_count)
 
     def _part_landed(self, header: Header) -> Work | None:
         received = self._received[header.first_segment]
@@ -122,7 +120,7 @@ class PartsExchange(BucketExchange):
                     None
                     if header is None
                     else (
-                        self._parts.place(header.step, self._bucket, first_segment, segment_count)[0],
+                        self._strategy.place(header.step, self._bucket, first_segment, segment_count)[0],
                         header.payload_bytes,
                     )
                 )
@@ -142,3 +140,75 @@ class PartsExchange(BucketExchange):
             parts=tuple(parts),
             weights=tuple(weights),
         )
+
+
+class ShardedStrategy(PartsStrategy):
+    """To each shard's owner and back: parts lie behind the vector."""
+
+    def __init__(self, layout: EncodedLayout, program: Program) -> None:
+        super().__init__(layout, program, layout.total_bytes)
+
+    def exchange(self, bucket: int) -> "ShardedExchange":
+        return ShardedExchange(bucket, self)
+
+
+class ShardedExchange(PartsExchange):
+    """The state of one bucket in one round."""
+
+    def landed(self, header: Header) -> Work | None:
+        copied = self._program.steps[header.step].op is Op.COPY
+        return self._copied(header) if copied else self._part_landed(header)
+
+    def _contributed(self) -> list[Work]:
+        works: list[Work] = []
+        for index, step in enumerate(self._program.steps):
+            if step.op is Op.REDUCE:
+                assert step.send_shard is not None
+                works += [self._sent((index,), first, count) for first, count in self._chunks[step.send_shard]]
+        there = [run for run in self._runs if self._all_there(self._received[run[0]])]
+        return works + [self._summed(first, count) for first, count in there]
+
+    def _copied(self, header: Header) -> Work:
+        """A run is final."""
+        return Work(
+            first_segment=header.first_segment,
+            segment_count=header.segment_count,
+            incoming=header.contributors != 0,
+            add_own=False,
+            finish=False,
+            deliver=True,
+            at_once=True,
+            send_steps=(),
+            contributors=header.contributors,
+            weight=header.weight,
+            poison=bool(header.flags & Flags.POISON),
+            length_bytes=header.payload_bytes,
+            squared_norm=header.squared_norm,
+        )
+
+
+class GatherStrategy(PartsStrategy):
+    """From everybody to everybody: there are parts alone."""
+
+    def __init__(self, layout: EncodedLayout, program: Program) -> None:
+        super().__init__(layout, program, 0)
+
+    def exchange(self, bucket: int) -> "GatherExchange":
+        return GatherExchange(bucket, self)
+
+
+class GatherExchange(PartsExchange):
+    """The state of one bucket in one round."""
+
+    def landed(self, header: Header) -> Work | None:
+        return self._part_landed(header)
+
+    def _contributed(self) -> list[Work]:
+        works: list[Work] = []
+        everywhere = tuple(range(len(self._program.steps)))
+        for first, count in self._runs:
+            if everywhere:  # none for a member alone
+                works.append(self._sent(everywhere, first, count))
+            if self._all_there(self._received[first]):
+                works.append(self._summed(first, count))
+        return works

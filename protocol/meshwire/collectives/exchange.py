@@ -2,19 +2,17 @@
 
 Pure bookkeeping over segments; the executor owns the bytes. Each rank keeps one *area* for a round: the encoded vector,
 and behind it what else has to land; of a gather, the others' parts alone. This is what all exchanges have in common;
-`hops.py`, `sharded.py` and `gather.py` are the ways there are.
+`hops.py` and `direct.py` are the ways there are.
 """
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from meshwire.collectives.topology import Op, Program, Step
+from meshwire.collectives.topology import Op, Program, Step, bucket_shards
 from meshwire.frames.header import Flags, Header
 from meshwire.layout.encoded import EncodedLayout
-from meshwire.model.plan import Shard
 
 
 class Part(Enum):
@@ -68,14 +66,48 @@ class Work:
     weights: tuple[float, ...] = ()
 
 
+class Strategy(ABC):
+    """What one rank does in one generation, for the rounds that are laid out alike: its program, and where what it
+    receives lands.
+
+    Attributes:
+        shards: by bucket.
+        chunks: by bucket and shard: (first segment, segment count) of each frame that carries a piece of it.
+        area_bytes: memory of a round: the encoded vector first, but for a gather.
+    """
+
+    area_bytes: int
+
+    def __init__(self, layout: EncodedLayout, program: Program) -> None:
+        self.layout = layout
+        self.program = program
+        self.shards = tuple(
+            bucket_shards(each.segment_count, program.shard_count, each.home) for each in layout.plan.buckets
+        )
+        self.chunks = [
+            [layout.chunks(bucket, shard) for shard in of_bucket] for bucket, of_bucket in enumerate(self.shards)
+        ]
+
+    @abstractmethod
+    def exchange(self, bucket: int) -> "BucketExchange":
+        """Of a bucket, for a new round."""
+
+    def owned(self, bucket: int) -> frozenset[int]:
+        """The segments of a bucket that this rank finishes."""
+        runs = [self.shards[bucket][shard] for shard in self.program.owned]
+        return frozenset(at for run in runs for at in range(run.first_segment, run.first_segment + run.segment_count))
+
+
 class BucketExchange(ABC):
     """The state of one bucket in one round."""
 
-    def __init__(self, bucket: int, program: Program, shards: tuple[Shard, ...], layout: EncodedLayout) -> None:
+    def __init__(self, bucket: int, strategy: Strategy) -> None:
+        program, shards = strategy.program, strategy.shards[bucket]
         self._bucket = bucket
         self._program = program
         self._shards = shards
-        self._layout = layout
+        self._chunks = strategy.chunks[bucket]
+        self._layout = strategy.layout
         self._rank_bit = 1 << program.rank
         self._part: Part | None = None
         self._own_weight = 0.0
@@ -98,8 +130,8 @@ class BucketExchange(ABC):
         """O4: of the bucket's final values. Rounded once, so it does not depend on the order of arrival."""
         return math.fsum(self._squared_norms)
 
-    def contribute(self, part: Part, weight: float) -> Iterator[Work]:
-        """Fixes what this rank adds, once. Yields the work that this makes possible."""
+    def contribute(self, part: Part, weight: float) -> list[Work]:
+        """Fixes what this rank adds, once. Returns the work that this makes possible, in its order."""
         assert self._part is None
         assert (weight > 0) == (part is not Part.NOTHING)
         self._part = part
@@ -187,7 +219,7 @@ class BucketExchange(ABC):
         """An announced chunk's payload is in its place. Returns the work that this makes possible, if any yet."""
 
     @abstractmethod
-    def _contributed(self) -> Iterator[Work]:
+    def _contributed(self) -> list[Work]:
         """What the own part makes possible."""
 
     @abstractmethod

@@ -8,33 +8,33 @@ that it sent of it was received. Sums that come beside the first have places of 
 may come at the same time; all are added in the order of the program's steps, whenever they come.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from meshwire.collectives.exchange import BucketExchange, Part, Place, Work
+from meshwire.collectives.exchange import BucketExchange, Part, Place, Strategy, Work
 from meshwire.collectives.topology import Op, Program, Step
 from meshwire.frames.header import Flags, Header
 from meshwire.layout.encoded import EncodedLayout
-from meshwire.model.plan import Shard
 
 
-class LandingPlaces:
-    """Where sums land of which another one has the shard's own place: one block behind the vector for each such step.
+class HopStrategy(Strategy):
+    """Sums land where their shard lies; those of which another one has that place, in one block behind the vector for
+    each such step."""
 
-    Args:
-        shards: by bucket.
-    """
-
-    def __init__(self, layout: EncodedLayout, program: Program, shards: Sequence[tuple[Shard, ...]]) -> None:
+    def __init__(self, layout: EncodedLayout, program: Program) -> None:
+        super().__init__(layout, program)
         self._moved: dict[int, list[int]] = {}  # by step, by bucket: what to add to a place in the vector
         self.area_bytes = layout.total_bytes
         for shard, route in enumerate(program.routes):
             for step in route.sums[1:]:
                 moved = self._moved[step] = []
-                for bucket, of_bucket in enumerate(shards):
+                for bucket, of_bucket in enumerate(self.shards):
                     run = of_bucket[shard]
                     offset, length = layout.span(bucket, run.first_segment, run.segment_count)
                     moved.append(self.area_bytes - offset)
                     self.area_bytes += length
+
+    def exchange(self, bucket: int) -> "HopExchange":
+        return HopExchange(bucket, self)
 
     def offset(self, step: int, bucket: int, in_vector: int) -> int:
         """Of what is received at a step and has the offset `in_vector` in the encoded vector."""
@@ -45,12 +45,10 @@ class LandingPlaces:
 class HopExchange(BucketExchange):
     """The state of one bucket in one round."""
 
-    def __init__(
-        self, bucket: int, program: Program, shards: tuple[Shard, ...], layout: EncodedLayout, places: LandingPlaces
-    ) -> None:
-        super().__init__(bucket, program, shards, layout)
-        self._places = places
-        self._routes = program.routes
+    def __init__(self, bucket: int, strategy: HopStrategy) -> None:
+        super().__init__(bucket, strategy)
+        self._strategy = strategy
+        self._routes = strategy.program.routes
         # By first segment of a run, and step: sums that wait for the own part, or for others of the same run.
         self._waiting: dict[int, dict[int, Header]] = {}
 
@@ -69,18 +67,19 @@ class HopExchange(BucketExchange):
         del self._waiting[header.first_segment]
         return self._of_waiting(waiting)
 
-    def _contributed(self) -> Iterator[Work]:
-        for shard, route in enumerate(self._routes):
-            if not route.sums:
-                for first, count in self._layout.chunks(self._bucket, self._shards[shard]):
-                    yield self._summed(shard, first, count, ())
+    def _contributed(self) -> list[Work]:
+        works = [
+            self._summed(shard, first, count, ())
+            for shard, route in enumerate(self._routes)
+            if not route.sums
+            for first, count in self._chunks[shard]
+        ]
         there = [
             (max(waiting), first)
             for first, waiting in self._waiting.items()
             if len(waiting) == len(self._routes[self._shard(waiting)].sums)
         ]
-        for _, first in sorted(there):
-            yield self._of_waiting(self._waiting.pop(first))
+        return works + [self._of_waiting(self._waiting.pop(first)) for _, first in sorted(there)]
 
     def _shard(self, waiting: dict[int, Header]) -> int:
         shard = self._program.steps[next(iter(waiting))].recv_shard
@@ -109,7 +108,7 @@ class HopExchange(BucketExchange):
 
     def _place(self, header: Header) -> Place:
         offset, length = super()._place(header)
-        return self._places.offset(header.step, self._bucket, offset), length
+        return self._strategy.offset(header.step, self._bucket, offset), length
 
     def _summed(self, shard: int, first_segment: int, segment_count: int, headers: Sequence[Header]) -> Work:
         """The own part of a run, and all sums that come to it, in the order of steps."""
@@ -139,7 +138,7 @@ class HopExchange(BucketExchange):
             weight=weight,
             poison=poison,
             length_bytes=length,
-            parts=tuple([(self._places.offset(header.step, self._bucket, offset), length) for header in others]),
+            parts=tuple([(self._strategy.offset(header.step, self._bucket, offset), length) for header in others]),
             senders=tuple([self._sender(header) for header in (*headers[:incoming], *others)]),
         )
 

@@ -9,39 +9,15 @@ from types import MappingProxyType
 
 from meshwire.codecs.spec import CodecSpec, Reduction
 from meshwire.collectives.butterfly import butterfly_area_vectors, butterfly_program, butterfly_sent_vectors
-from meshwire.collectives.direct import PartsLayout
-from meshwire.collectives.exchange import BucketExchange
-from meshwire.collectives.gather import GatherExchange
-from meshwire.collectives.hops import HopExchange, LandingPlaces
-from meshwire.collectives.sharded import ShardedExchange
-from meshwire.collectives.topology import Program, bucket_shards, gather_program, ring_program, sharded_program
+from meshwire.collectives.direct import GatherStrategy, ShardedStrategy
+from meshwire.collectives.exchange import Strategy
+from meshwire.collectives.hops import HopStrategy
+from meshwire.collectives.topology import Program, gather_program, ring_program, sharded_program
 from meshwire.collectives.tree import tree_area_vectors, tree_program, tree_sent_vectors
 from meshwire.layout.encoded import EncodedLayout
-from meshwire.model.plan import Shard
 
 ProgramOf = Callable[[tuple[int, ...], int], Program]
 """Of a generation's ranks, in ring order, and one of them."""
-
-
-@dataclass(frozen=True)
-class Strategy:
-    """What one rank does in one generation, for the rounds that are laid out alike.
-
-    Attributes:
-        shards: by bucket.
-        area_bytes: memory of a round: the encoded vector first, but for a gather.
-        exchange: of a bucket, for a new round.
-    """
-
-    program: Program
-    shards: tuple[tuple[Shard, ...], ...]
-    area_bytes: int
-    exchange: Callable[[int], BucketExchange]
-
-    def owned(self, bucket: int) -> frozenset[int]:
-        """The segments of a bucket that this rank finishes."""
-        runs = [self.shards[bucket][shard] for shard in self.program.owned]
-        return frozenset(at for run in runs for at in range(run.first_segment, run.first_segment + run.segment_count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +27,7 @@ class Topology:
     Attributes:
         about: one line.
         reductions: of the codecs that go over it.
-        exchanged: how a bucket goes its way, given its program.
+        exchanged: how buckets go their way, given a rank's program.
         area_vectors: about what a round takes in an area, in encoded vectors, by number of members.
         sent_vectors: what the busiest member sends in a round, in encoded vectors, by number of members.
     """
@@ -69,40 +45,6 @@ class Topology:
         return self.exchanged(layout, self.program(ranks, rank))
 
 
-def _cut(layout: EncodedLayout, program: Program) -> tuple[tuple[Shard, ...], ...]:
-    return tuple(bucket_shards(each.segment_count, program.shard_count, each.home) for each in layout.plan.buckets)
-
-
-def _by_hops(layout: EncodedLayout, program: Program) -> Strategy:
-    shards = _cut(layout, program)
-    places = LandingPlaces(layout, program, shards)
-
-    def exchange(bucket: int) -> HopExchange:
-        return HopExchange(bucket, program, shards[bucket], layout, places)
-
-    return Strategy(program, shards, places.area_bytes, exchange)
-
-
-def _by_owners(layout: EncodedLayout, program: Program) -> Strategy:
-    shards = _cut(layout, program)
-    parts = PartsLayout(layout, program, shards, layout.total_bytes)
-
-    def exchange(bucket: int) -> ShardedExchange:
-        return ShardedExchange(bucket, program, shards[bucket], layout, parts)
-
-    return Strategy(program, shards, parts.area_bytes, exchange)
-
-
-def _by_everybody(layout: EncodedLayout, program: Program) -> Strategy:
-    shards = _cut(layout, program)
-    parts = PartsLayout(layout, program, shards, 0)
-
-    def exchange(bucket: int) -> GatherExchange:
-        return GatherExchange(bucket, program, shards[bucket], layout, parts)
-
-    return Strategy(program, shards, parts.area_bytes, exchange)
-
-
 def _ring_sent_vectors(members: int) -> float:
     return 2 * (members - 1) / members
 
@@ -113,7 +55,7 @@ _TOPOLOGIES = (
         "from each member to the next, in 2 (m - 1) steps; all send the same",
         (Reduction.LINEAR, Reduction.SKETCH),
         ring_program,
-        _by_hops,
+        HopStrategy,
         area_vectors=lambda _: 1,
         sent_vectors=_ring_sent_vectors,
     ),
@@ -122,7 +64,7 @@ _TOPOLOGIES = (
         "up to one member and down again, in 2 log2 m steps; that one sends log2 m vectors",
         (Reduction.LINEAR,),
         tree_program,
-        _by_hops,
+        HopStrategy,
         tree_area_vectors,
         tree_sent_vectors,
     ),
@@ -131,7 +73,7 @@ _TOPOLOGIES = (
         "halves, quarters .. with ever other members, in 2 log2 m exchanges; best with 2, 4, 8 .. of them",
         (Reduction.LINEAR,),
         butterfly_program,
-        _by_hops,
+        HopStrategy,
         butterfly_area_vectors,
         butterfly_sent_vectors,
     ),
@@ -140,7 +82,7 @@ _TOPOLOGIES = (
         "to each shard's owner, and from it to all, in 2 steps; all send the same",
         (Reduction.TWO_SIDED,),
         sharded_program,
-        _by_owners,
+        ShardedStrategy,
         area_vectors=lambda _: 2,  # beside the vector lie the others' parts of what this rank owns: about another one
         sent_vectors=_ring_sent_vectors,
     ),
@@ -149,7 +91,7 @@ _TOPOLOGIES = (
         "from everybody to everybody, in 1 step; all send m - 1 vectors",
         (Reduction.GATHER,),
         gather_program,
-        _by_everybody,
+        GatherStrategy,
         area_vectors=lambda members: members - 1,
         sent_vectors=lambda members: members - 1.0,
     ),

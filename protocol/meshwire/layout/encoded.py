@@ -1,6 +1,6 @@
 """Where the encoded segments of a round lie in memory (C1)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
@@ -66,7 +66,7 @@ class EncodedLayout:
         offset = 0
         for bucket, each in zip(plan.buckets, self.codecs, strict=True):
             places = _Places(plan, bucket, each, offset)
-            offset += places.run_bytes(0, bucket.segment_count)
+            offset = places.starts[-1]
             self._places.append(places)
         self.total_bytes = offset
 
@@ -83,18 +83,17 @@ class EncodedLayout:
 
     def span(self, bucket: int, first_segment: int, segment_count: int) -> tuple[int, int]:
         """(offset, length) in bytes of a run of segments."""
-        places = self._places[bucket]
-        return places.start(first_segment), places.run_bytes(first_segment, segment_count)
+        starts = self._places[bucket].starts
+        return starts[first_segment], starts[first_segment + segment_count] - starts[first_segment]
 
     def chunk_segments(self, bucket: int) -> int:
         """How many segments one frame carries, if there are so many."""
         return self._places[bucket].chunk_segments
 
-    def chunks(self, bucket: int, shard: Shard) -> Iterator[tuple[int, int]]:
+    def chunks(self, bucket: int, shard: Shard) -> list[tuple[int, int]]:
         """(first segment, segment count) of each frame that carries a piece of it."""
-        end = shard.first_segment + shard.segment_count
-        for first in range(shard.first_segment, end, self.chunk_segments(bucket)):
-            yield first, min(self.chunk_segments(bucket), end - first)
+        end, most = shard.first_segment + shard.segment_count, self._places[bucket].chunk_segments
+        return [(first, min(most, end - first)) for first in range(shard.first_segment, end, most)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +116,12 @@ def _codec_of(bucket: Bucket, plan: Plan, codec: CodecSpec, parameters: CodecSpe
 
 
 class _Places:
-    """One bucket's, from `offset` on."""
+    """One bucket's, from `offset` on.
+
+    Attributes:
+        starts: of its segments; behind them where the last one ends.
+        chunk_segments: that one frame carries.
+    """
 
     def __init__(self, plan: Plan, bucket: Bucket, codec: CodecSpec, offset: int) -> None:
         size_bytes = cache(codec.segment_bytes_max)  # most are alike
@@ -126,13 +130,7 @@ class _Places:
             size_bytes(bucket.segment_bounds(segment)[1], plan.borders(bucket.index, segment) if by_tensor else ())
             for segment in range(bucket.segment_count)
         )
-        self._starts = tuple(accumulate(lengths, initial=offset))
+        self.starts = tuple(accumulate(lengths, initial=offset))
         # About CHUNK_BYTES, for segment headers must not halve it.
         full_bytes = codec.segment_bytes_max(bucket.segment_values)
         self.chunk_segments = max(1, (limits.CHUNK_BYTES + full_bytes // 8) // full_bytes)
-
-    def start(self, segment: int) -> int:
-        return self._starts[segment]
-
-    def run_bytes(self, first_segment: int, segment_count: int) -> int:
-        return self._starts[first_segment + segment_count] - self._starts[first_segment]

@@ -6,6 +6,7 @@ means from the daemon.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from meshwire.collectives.strategy import Collective
 from meshwire.model.plan import VALUE_BYTES
@@ -42,7 +43,7 @@ class MemoryLayout:
         """
         return cls(values, 1 if staleness == 0 else 2)
 
-    @property
+    @cached_property
     def slot_bytes(self) -> int:
         """Bytes from one slot to the next."""
         return -(-self.values * VALUE_BYTES // PAGE_BYTES) * PAGE_BYTES

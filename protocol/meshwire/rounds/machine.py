@@ -42,11 +42,9 @@ from meshwire.rounds.inputs import (
     StepSealed,
     TimeReached,
 )
-from meshwire.rounds.learner import Decision, Learner, Phase, RoundSettings
-from meshwire.rounds.open_rounds import OpenRounds
+from meshwire.rounds.learner import Decision, Learner, Phase, RoundSettings, StepTimes
+from meshwire.rounds.open_rounds import BucketResult, OpenRounds
 from meshwire.rounds.own_buckets import OwnBuckets
-from meshwire.rounds.round import BucketResult
-from meshwire.rounds.step_times import StepTimes
 
 
 class RoundMachine:
@@ -149,8 +147,10 @@ class RoundMachine:
 
     def deadline(self) -> float | None:
         """When to say `TimeReached` next, on the clock of `now_s`; None if nothing is due at any time."""
-        times_s = (None if self._fenced else self._calls.next_at_s, self._learner.cut_off_at_s())
-        return min((at_s for at_s in times_s if at_s is not None), default=None)
+        at_s = [] if self._fenced else list(self._calls.at_s.values())[:1]
+        if (cut_off_s := self._learner.cut_off_at_s()) is not None:
+            at_s.append(cut_off_s)
+        return min(at_s, default=None)
 
     # What it is told.
 
@@ -356,7 +356,7 @@ class RoundMachine:
         learner = self._learner
         cut_off_s = learner.cut_off_at_s()
         if cut_off_s is not None and now_s >= cut_off_s:
-            deadline = f"its step deadline of {learner.times.deadline_s():.1f} s"
+            deadline = f"its step deadline of {learner.times.deadline_s:.1f} s"
             if learner.phase is Phase.BOUND:
                 reason = f"step {learner.step} passed {deadline} (V2)"
                 self._out.append(LearnerCutOff(self._table.own_decided, reason))
@@ -382,7 +382,6 @@ class RoundMachine:
             sizes=first.sizes,
         )
         self._tell_bind(bind, now_s)
-        self._own_buckets.bound(bind.round)
         learner.phase = Phase.BOUND
         learner.moved(now_s)
 
@@ -440,9 +439,11 @@ class RoundMachine:
         if self._table.commit():
             self._out.append(Committed(self._table.committed))
         self._null_called_rounds()
-        if not self._fenced:
-            self._call_late_members(now_s)
-        self._learner.wait_for_peers(self._waits_for_peers(), now_s)
+        # R1 would hold the learner up even if it had applied every complete round.
+        waits = self._table.own_decided - self._table.complete > self.settings.staleness
+        if self._calls.at_s and not self._fenced:
+            self._call_late_members(waits, now_s)
+        self._learner.wait_for_peers(waits, now_s)
         effects, self._out = self._out, []
         return effects
 
@@ -463,12 +464,8 @@ class RoundMachine:
         while self._table.own_decided < self._calls.newest and self.may_null()[0]:
             self._tell_null(self._table.own_decided + 1)
 
-    def _call_late_members(self, now_s: float) -> None:
-        blocked = self._learner.phase is Phase.BOUNDARY and self._waits_for_peers()
+    def _call_late_members(self, waits: bool, now_s: float) -> None:
+        blocked = self._learner.phase is Phase.BOUNDARY and waits
         blocked_on = self._table.complete + 1 if blocked else None
         if round_ := self._calls.due(now_s, self._table.decided_by_all, blocked_on):
             self._out.append(Broadcast(Call(round=round_)))
-
-    def _waits_for_peers(self) -> bool:
-        """R1 would hold the learner up even if it had applied every complete round."""
-        return self._table.own_decided - self._table.complete > self.settings.staleness

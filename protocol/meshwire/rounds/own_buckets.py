@@ -15,21 +15,19 @@ class OwnBuckets:
 
     def __init__(self, buckets_of: Callable[[int], int]) -> None:
         self._buckets_of = buckets_of
-        self._buckets: dict[int, dict[int, bool]] = {}  # by round, bucket: is it poison; in the order given
+        self._buckets: dict[int, dict[int, Contribute | ContributePoison]] = {}  # by round, bucket; in the order given
         self._poison: dict[int, Poison] = {}
-
-    def bound(self, round_: int) -> None:
-        """A step was bound to `round_`; none of its buckets was given yet."""
-        self._buckets[round_] = {}
 
     def add(self, round_: int, bucket: int, poison: Poison | None) -> Contribute | ContributePoison:
         """A bucket is ready, or is poison."""
-        self._buckets[round_][bucket] = poison is not None
+        effect: Contribute | ContributePoison = Contribute(round_, bucket)
         if poison is not None:
+            effect = ContributePoison(round_, bucket)
             first = self._poison.setdefault(round_, poison)
             if first.overflow and not poison.overflow:
                 self._poison[round_] = poison
-        return _effect(round_, bucket, poison is not None)
+        self._buckets.setdefault(round_, {})[bucket] = effect
+        return effect
 
     def given(self, round_: int, bucket: int) -> bool:
         """The bucket was given already."""
@@ -45,13 +43,9 @@ class OwnBuckets:
 
     def again(self, round_: int) -> list[Contribute | ContributePoison]:
         """All that was given, as it was given."""
-        return [_effect(round_, bucket, poisoned) for bucket, poisoned in self._buckets[round_].items()]
+        return list(self._buckets[round_].values())
 
     def forget(self, round_: int) -> None:
         """The round is complete: it will never be told again."""
         self._buckets.pop(round_, None)
         self._poison.pop(round_, None)
-
-
-def _effect(round_: int, bucket: int, poisoned: bool) -> Contribute | ContributePoison:
-    return ContributePoison(round_, bucket) if poisoned else Contribute(round_, bucket)

@@ -22,6 +22,7 @@ from meshwire.messages.learner import (
 from meshwire.messages.rounds import Bind
 from meshwire.rounds.effects import (
     Broadcast,
+    Committed,
     Contribute,
     ContributePoison,
     DecodeRound,
@@ -103,7 +104,7 @@ class JobRounds:
         self._own_steps: dict[int, int] = {}  # by round that is not complete, the own step that is bound to it
         self._past = 0  # rounds up to it were decided by learners that have died
         self._parting: str | None = None  # why the learner is brought to a boundary and no further
-        self._forgotten = machine.complete
+        self._committed = self._forgotten = machine.complete
         self.keeps_unapplied = True
         self._out: list[JobEffect] = []
 
@@ -248,7 +249,9 @@ class JobRounds:
                     self._part_from_step()
 
     def _bucket(self, message: LearnerBucket, now_s: float) -> None:
-        binds = self.machine.phase is Phase.COMPUTING
+        sizes: tuple[int, ...] = ()
+        if self._grants is not None and self.machine.phase is Phase.COMPUTING:  # it binds the step
+            sizes = self._grants.sizes()
         ready = BucketReady(
             message.step,
             message.bucket,
@@ -256,7 +259,7 @@ class JobRounds:
             samples=message.samples,
             hyperparameters=message.hyperparameters,
             claim=message.claim,
-            sizes=self._grants.sizes() if self._grants is not None and binds else (),
+            sizes=sizes,
             poison=message.poison,
         )
         self._tell(ready, now_s)
@@ -377,6 +380,8 @@ class JobRounds:
                 self._lost(step, reason, retry=True)
             case LearnerCutOff(round_, reason) if round_ is not None:
                 self._lost(self._own_steps[round_], reason, retry=False)
+            case Committed(round_):
+                self._committed = round_
             case _:
                 pass
         self._out.append(effect)
@@ -416,10 +421,11 @@ class JobRounds:
 
     def _forget(self) -> None:
         """G5: what every member holds, and this learner has applied, is needed no more."""
-        machine = self.machine
-        kept_for_learner = self.keeps_unapplied and not self._schedule.gone
-        committed = machine.committed
-        upto = min(committed, machine.applied) if kept_for_learner else committed
+        upto = self._committed
+        if upto <= self._forgotten:
+            return
+        if self.keeps_unapplied and not self._schedule.gone:
+            upto = min(upto, self.machine.applied)
         for round_ in range(self._forgotten + 1, upto + 1):
             self._schedule.forget(round_)
             self._out.append(RoundForgotten(round_))

@@ -122,6 +122,13 @@ def claims(text: str) -> Claims:
             return Claims()
 
 
+@pytest.mark.parametrize("text", CODECS)
+def test_who_looks_at_the_seed_says_so(text: str) -> None:
+    """Nobody else is given one."""
+    values = heavy(4096)
+    assert (encoded(text, values, 1) != encoded(text, values, 2)) == codec(text).draws
+
+
 def with_feedback() -> list[str]:
     return [text for text in CODECS if parse_codec(text).error_feedback]
 

@@ -151,7 +151,7 @@ def test_what_is_not_a_number_is_poison_and_changes_no_residual(bad: float) -> N
     forms = RoundForms(PLAN, parse_codec("lgc:warmup=0"))
     residual = Residual(PLAN.total_values)
     form = forms.of(1)
-    transform = Projections(forms, {}, 1, 0, 1, residual).of(form)
+    transform = Projections(forms, {}, 1, 0, 1, residual).of[form]
     areas = Areas(form.layout.total_bytes)
     part = transform.part(form, areas, np.empty(form.layout.plan.segment_values, np.float32), 1, 1.0)
     assert part.keep(0, values) is Part.POISON

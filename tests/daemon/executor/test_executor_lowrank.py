@@ -129,7 +129,7 @@ async def test_a_member_is_lost_between_the_phases_of_a_round(seed: int) -> None
         gradients += sum(offer.values.astype(np.float64) for offer in offers[:2] if offer.values is not None)
     for rank, member in enumerate(ring.members[:2]):
         assert member.executor._feedback is not None
-        while member.executor._projections.settle_one():
+        while member.executor._projections.projected.settle_one():
             pass
         owed += in_units(member.executor._feedback.worker, rank + 1.0)
     error = np.abs(applied + owed - gradients)[PARAMETERS]

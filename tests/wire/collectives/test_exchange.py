@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from meshwire.codecs.registry import FP32
 from meshwire.collectives.exchange import Part, Work
-from meshwire.collectives.hops import HopExchange, LandingPlaces
-from meshwire.collectives.topology import Program, bucket_shards, ring_program
+from meshwire.collectives.hops import HopExchange, HopStrategy
+from meshwire.collectives.topology import Program, ring_program
 from meshwire.collectives.tree import tree_program
 from meshwire.frames.header import Flags, Header, Kind
 from meshwire.layout.encoded import EncodedLayout
-from meshwire.model.plan import Shard
 from tests.wire.onebucket import SEGMENT_VALUES, announce, generations, make_plan
 
 
@@ -32,8 +31,8 @@ class Rank:
     outbox: deque[tuple[Header, list[float]]] = field(default_factory=deque)
 
 
-def exchange_of(program: Program, shards: tuple[Shard, ...], layout: EncodedLayout) -> HopExchange:
-    return HopExchange(0, program, shards, layout, LandingPlaces(layout, program, [shards]))
+def exchange_of(program: Program, layout: EncodedLayout) -> HopExchange:
+    return HopStrategy(layout, program).exchange(0)
 
 
 class Ring:
@@ -41,16 +40,15 @@ class Ring:
 
     def __init__(self, ranks: tuple[int, ...], segment_count: int, parts: list[Part], seed: int) -> None:
         self.random = random.Random(seed)
-        self.members = members = len(ranks)
+        self.members = len(ranks)
         self.plan = make_plan(segment_count)
         layout = EncodedLayout(self.plan, FP32)
-        shards = bucket_shards(segment_count, members, 0)
         self.parts = parts
         self.weights = [float(index + 1) if part is not Part.NOTHING else 0.0 for index, part in enumerate(parts)]
         self.ranks = [
             Rank(
                 rank,
-                exchange_of(ring_program(ranks, rank), shards, layout),
+                exchange_of(ring_program(ranks, rank), layout),
                 own=[self.weights[position] * (100 * position + segment) for segment in range(segment_count)],
                 area=[0.0] * segment_count,
                 result=[None] * segment_count,
@@ -164,14 +162,14 @@ def announced(**changes: object) -> tuple[int, int] | str:
     """What rank 1 of 3 says to a chunk of rank 0, at step 0 if `changes` do not say otherwise."""
     plan = make_plan(6)
     layout = EncodedLayout(plan, FP32)
-    exchange = exchange_of(ring_program((0, 1, 2), 1), bucket_shards(6, 3, 0), layout)
+    exchange = exchange_of(ring_program((0, 1, 2), 1), layout)
     return announce(exchange, **changes)
 
 
 def test_contributors_are_of_the_generation() -> None:
     """G2: a rank that has left contributes nothing, whatever its neighbours in number do."""
     plan = make_plan(6)
-    exchange = exchange_of(ring_program((0, 2, 5), 2), bucket_shards(6, 3, 0), EncodedLayout(plan, FP32))
+    exchange = exchange_of(ring_program((0, 2, 5), 2), EncodedLayout(plan, FP32))
     header = Header(Kind.CHUNK, 2 * SEGMENT_VALUES * 4, round=1, segment_count=2, contributors=0b11, weight=4.0)
     assert exchange.announce(0, header) == "contributors 0x3 name a rank outside the generation's (0, 2, 5)"
     assert exchange.announce(1, header) == "rank 1 has nothing to send at program step 0"
@@ -230,7 +228,7 @@ def test_a_chunk_that_breaks_the_program_is_refused(changes: dict[str, object], 
 def test_sums_that_meet_are_of_different_members(changes: dict[str, object], complaint: str | None) -> None:
     """W1, R2: what the root of a tree takes of its second child has a place of its own, behind the vector."""
     layout = EncodedLayout(make_plan(2), FP32)
-    exchange = exchange_of(tree_program((0, 1, 2), 0), bucket_shards(2, 1, 0), layout)
+    exchange = exchange_of(tree_program((0, 1, 2), 0), layout)
     length = layout.total_bytes
     answer = announce(exchange, **{"step": 1, "sender": 2, "payload_bytes": length} | changes)
     if complaint is None:
@@ -243,7 +241,7 @@ def test_sums_that_meet_are_of_different_members(changes: dict[str, object], com
 def test_what_leaves_on_several_links_is_computed_once() -> None:
     """R4: the root of a tree whose children have nothing to add finishes what it alone adds, then and there."""
     layout = EncodedLayout(make_plan(2), FP32)
-    exchange = exchange_of(tree_program((0, 1, 2), 0), bucket_shards(2, 1, 0), layout)
+    exchange = exchange_of(tree_program((0, 1, 2), 0), layout)
     for step, child in enumerate((1, 2)):
         null = Header(Kind.CHUNK, 0, round=1, step=step, segment_count=2)
         assert exchange.announce(child, null) != ""

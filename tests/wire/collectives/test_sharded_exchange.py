@@ -5,10 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwire.codecs.registry import CodecSpec, Reduction
-from meshwire.collectives.direct import PartsLayout
+from meshwire.collectives.direct import ShardedStrategy
 from meshwire.collectives.exchange import Part
-from meshwire.collectives.sharded import ShardedExchange
-from meshwire.collectives.topology import bucket_shards, sharded_program
+from meshwire.collectives.topology import sharded_program
 from meshwire.frames.header import Flags
 from meshwire.layout.encoded import EncodedLayout
 from tests.wire.onebucket import SEGMENT_VALUES, announce, generations, make_plan
@@ -57,8 +56,7 @@ def test_poison_reaches_every_rank(parts: dict[int, Part], segment_count: int, s
 def announced(codec: CodecSpec = FIXED, **changes: object) -> tuple[int, int] | str:
     """What rank 1 of 3 says to a chunk of rank 0, its part of shard 1 if `changes` do not say otherwise."""
     layout = EncodedLayout(make_plan(9), codec)
-    program, shards = sharded_program((0, 1, 2), 1), bucket_shards(9, 3, 0)
-    exchange = ShardedExchange(0, program, shards, layout, PartsLayout(layout, program, [shards], layout.total_bytes))
+    exchange = ShardedStrategy(layout, sharded_program((0, 1, 2), 1)).exchange(0)
     return announce(exchange, **{"first_segment": 3} | changes)
 
 

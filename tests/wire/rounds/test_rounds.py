@@ -32,9 +32,16 @@ from meshwire.rounds.inputs import (
     StepSealed,
     TimeReached,
 )
-from meshwire.rounds.learner import Phase, RoundSettings
+from meshwire.rounds.learner import (
+    DEADLINE_STEPS_MIN,
+    HANGS_AFTER_S,
+    Phase,
+    RoundSettings,
+    StepTimes,
+    hangs_after_s,
+    percentile_95,
+)
 from meshwire.rounds.machine import RoundMachine
-from meshwire.rounds.step_times import DEADLINE_STEPS_MIN, HANGS_AFTER_S, StepTimes, hangs_after_s, percentile_95
 from meshwire.sync_modes.mode import Straggler, Visibility
 
 # One machine by hand.
@@ -799,15 +806,15 @@ def test_step_deadline_formula() -> None:
     times = StepTimes()
     for _ in range(4):
         times.add(10.0)
-        assert times.deadline_s() is None
+        assert times.deadline_s is None
     times.add(10.0)
-    assert times.deadline_s() == 30.0
+    assert times.deadline_s == 30.0
     assert percentile_95([float(n) for n in range(1, 101)]) == 95.0
     assert percentile_95([1.0]) == 1.0
     quick = StepTimes()
     for _ in range(5):
         quick.add(0.1)
-    assert quick.deadline_s() == 2.0
+    assert quick.deadline_s == 2.0
 
 
 def test_what_a_deadline_does_not_learn_from() -> None:
@@ -815,9 +822,9 @@ def test_what_a_deadline_does_not_learn_from() -> None:
     times = StepTimes()
     for step_s in (60.0, 1.0, 1.0, 1.0, 1.0):
         times.add(step_s)
-    assert times.deadline_s() == 3.0
+    assert times.deadline_s == 3.0
     times.add(600.0)
-    assert times.deadline_s() == 9.0, "it counts as 3 s: what is slower for good is found out by and by"
+    assert times.deadline_s == 9.0, "it counts as 3 s: what is slower for good is found out by and by"
 
 
 def test_late_after_formula() -> None:
