@@ -287,6 +287,14 @@ BUGS: tuple[Bug, ...] = (
         f"{DAEMON}/session/test_given_up_history.py -k however_soon",
     ),
     Bug(
+        "begins-from-its-start-while-one-is-away",
+        "meshtraind.jobs.submission",
+        "Submission._from_start",
+        "if away:",
+        "if False:",
+        f"{DAEMON}/jobs/test_revival.py -k nothing_was_saved",
+    ),
+    Bug(
         "full-disk-ends-the-script",
         "meshtraind.learner.script_output",
         "LogFile.write",

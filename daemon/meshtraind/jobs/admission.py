@@ -115,6 +115,12 @@ class Admission:
         """Whether a job ran here when this daemon stopped, and others may go on with it."""
         return job in self._left
 
+    def left_spec(self, job: str) -> JobSpec:
+        """Of a job that ran here when this daemon stopped. Raises RequestFailed when that is not known any more."""
+        if job not in self._left:
+            raise RequestFailed(f"job {job} does not lie here any more")
+        return self._left[job].spec
+
     def returns_soon(self, job: str) -> bool:
         """Whether this daemon was just started, and may return to a job as soon as it has a link to a member."""
         return self.may_return(job) and time.monotonic() < self._began_s + RETURNS_WITHIN_S
@@ -244,7 +250,7 @@ class Admission:
             if spec.job in self._repeated_s:
                 self._repeated_s[spec.job] = asyncio.get_running_loop().time()
             return OfferReply(refusal=None)  # it still stands, or the link broke before the first answer arrived
-        revives = spec.resume is not None and spec.resume.job == spec.job
+        revives = self.revivals.waits(spec.job)
         refusal = None
         if self._registry.closing:
             refusal = "meshtraind is stopping there"
@@ -260,7 +266,7 @@ class Admission:
             refusal = f"it has ended there: {known.error or known.state}"
         elif self.is_under_way(spec.job):
             refusal = f"there is a job {spec.job} already"
-        elif revives and not self.revivals.waits(spec.job):
+        elif spec.resume is not None and spec.resume.job == spec.job and not revives:
             refusal = f"job {spec.job} is over there, or goes on"
         elif self._open_offers(submitter) >= limits.OFFERS_OPEN_MAX:
             refusal = f"{limits.OFFERS_OPEN_MAX} jobs of this submitter wait there to begin already"
@@ -288,11 +294,20 @@ class Admission:
             given_up = summary_of(self._before[spec.job]).given_up
         except HistoryError as error:
             log.warning("job %s: what was known of it is lost: %s", spec.job, error)
+        if spec.resume is None:
+            given_up += self._unsaved_rounds(spec.job, len(offer.members))
         place = node.job_folder(spec.job), node.history
         job = Job(spec, offer.members, rank, *place, EntryMode.REVIVAL, left.started_at_s, left.generation)
         job.take_given_up(given_up)
         self._joining.add(spec.job)
         return job
+
+    def _unsaved_rounds(self, job: str, members: int) -> tuple[GivenUp, ...]:
+        """Of a job that begins from its start, those that are known of: nothing of them is left."""
+        before = self._before.get(job)
+        rounds = 0 if before is None else summary_of(before).rounds
+        everybody = tuple(range(members))
+        return (GivenUp(first=1, last=rounds, samples=0, made_by=everybody, kept=everybody),) if rounds else ()
 
     def _open_offers(self, submitter: str) -> int:
         jobs = self._registry.jobs.values()

@@ -67,6 +67,10 @@ class _Place:
         return f"the checkpoint after round {self.checkpoint} on {self.name} is not used: {reason}"
 
 
+class NoCheckpointError(RequestFailed):
+    """Everybody who is linked was asked, and no checkpoint of the job lies anywhere."""
+
+
 class CheckpointSearch:
     """Finds the checkpoint that a submission is to go on from, and brings it here.
 
@@ -82,7 +86,12 @@ class CheckpointSearch:
         self._emit = emit
 
     async def bring(self, resume: ResumeFrom) -> Resumed:
-        """Finds the newest usable checkpoint and brings it here. Raises RequestFailed with a text for the person."""
+        """Finds the newest usable checkpoint and brings it here.
+
+        Raises:
+            NoCheckpointError: there is none.
+            RequestFailed: none can be used; or a device does not say what it has.
+        """
         self._emit(SubmitProgress(text=f"looking for checkpoints of job {resume.job}"))
         places, unasked = await self._places(resume.job)
         wanted = [
@@ -106,17 +115,21 @@ class CheckpointSearch:
         facts = [*notes, *unasked]
         if not wanted:
             facts.append(f"there are those after round {known}" if known else "none lies here or on a linked device")
-        raise RequestFailed(f"no checkpoint of {what} can be used: " + "; ".join(facts))
+        kind = RequestFailed if places or unasked else NoCheckpointError
+        raise kind(f"no checkpoint of {what} can be used: " + "; ".join(facts))
 
-    async def bring_files(self, resumed: Resumed) -> None:
-        """Brings the files that the checkpoint's job ran from. Raises RequestFailed when they are not to be had."""
-        spec = resumed.spec
+    async def bring_files(self, spec: JobSpec, source: Connection | None) -> None:
+        """Brings the files that a job ran from. Raises RequestFailed when they are not to be had.
+
+        Args:
+            source: who has them; None: this device.
+        """
         trees = [(spec.files, limits.SOURCE_BYTES_MAX)]
         if spec.data is not None:
             trees.append((spec.data, limits.DATA_BYTES_MAX))
         try:
             for ref, bytes_max in trees:
-                await self._bring_tree(ref, bytes_max, resumed.source, spec.job)
+                await self._bring_tree(ref, bytes_max, source, spec.job)
         except (BlobError, RequestFailed, ConnectionEnded, TimeoutError) as error:
             raise RequestFailed(
                 f"the files of job {spec.job} are not to be had any more ({error}): give its script again, "

@@ -3,9 +3,10 @@
 import asyncio
 import logging
 import os
+import time
 
 from meshtraind.jobs.admission import PROGRESS_INTERVAL_S, Admission
-from meshtraind.jobs.checkpoint_search import CheckpointSearch, Resumed
+from meshtraind.jobs.checkpoint_search import CheckpointSearch, NoCheckpointError, Resumed
 from meshtraind.jobs.revival import RefusedError
 from meshtraind.jobs.spec import check_settings, describe_size, ingest_all, make_spec, spec_again
 from meshtraind.peers.node import Node
@@ -86,14 +87,18 @@ class Submission:
         return Submitted(job=spec.job, members=members, notes=tuple(notes))
 
     async def revive(self, owner: str, generation: Generation) -> None:
-        """Begins a job again under its own id, in this generation, from its newest checkpoint (J5).
+        """Begins a job again under its own id, in this generation, from its newest checkpoint (J5), or from its start
+        where nothing of it was saved.
 
         Raises:
             RefusedError, RequestFailed: it could not begin, and is called off.
         """
         notes: list[str] = []
         assert isinstance(self._body, Resubmit)
-        spec = await self._again(self._body, owner, notes)
+        try:
+            spec = await self._again(self._body, owner, notes)
+        except NoCheckpointError:
+            spec = await self._from_start(owner, generation)
         for note in notes:
             log.info("job %s: %s", generation.job, note)
         await self._start(spec.model_copy(update={"job": generation.job}), generation)
@@ -142,9 +147,36 @@ class Submission:
 
     async def _again(self, body: Resubmit, owner: str, notes: list[str]) -> JobSpec:
         resumed = await self._bring(body.resume, owner, notes)
-        await CheckpointSearch(self._node, owner, self._emit).bring_files(resumed)
+        await CheckpointSearch(self._node, owner, self._emit).bring_files(resumed.spec, resumed.source)
         spec = spec_again(resumed, self._node.device)
         return spec if body.peers is None else spec.model_copy(update={"peers_max": body.peers_max})
+
+    async def _from_start(self, owner: str, generation: Generation) -> JobSpec:
+        """The specification of a job of which no checkpoint lies on any device that is here. All that were in it have
+        to be, for one of them may have a checkpoint. Raises RequestFailed."""
+        node, links = self._node, self._node.links
+        away = [one.name for one in generation.members if one.device != node.device and one.device not in links]
+        if away:
+            raise RequestFailed(
+                f"no checkpoint of it lies on the devices that are here, but {', '.join(away)} may have one"
+            )
+        spec = self._admission.left_spec(generation.job)
+        search = CheckpointSearch(node, owner, self._emit)
+        begins = spec.resume
+        if begins is not None:  # the checkpoint of another job, or of this one
+            begins = (await search.bring(ResumeFrom(job=begins.job, round=begins.round))).point
+        why_not = ""
+        for source in (None, *(link.connection for link in links.values())):
+            try:
+                await search.bring_files(spec, source)
+                break
+            except RequestFailed as error:
+                why_not = why_not or str(error)
+        else:
+            raise RequestFailed(why_not)
+        log.warning("job %s: nothing of it was saved: it begins from its start", generation.job)
+        changes = {"submitter": node.device, "created_at_s": time.time(), "resume": begins}
+        return spec.model_copy(update=changes)
 
     async def _bring(self, resume: ResumeFrom, owner: str, notes: list[str]) -> Resumed:
         resumed = await CheckpointSearch(self._node, owner, self._emit).bring(resume)

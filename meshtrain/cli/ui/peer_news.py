@@ -148,6 +148,8 @@ def _given_up(job: JobSummary, rounds: GivenUp) -> str:
     else:
         which, were, they = f"round {rounds.first}", "was", "it was"
     if rounds.made_by == rounds.kept:
+        if rounds.first == 1:
+            return f"{which} of {made_by} {were} lost, for none was saved yet: the job began once more"
         return (
             f"{which} of {made_by} ({rounds.samples} samples) {were} given up: every script was lost, and the newest "
             f"checkpoint is that after round {rounds.first - 1}"

@@ -235,10 +235,10 @@ async def test_the_files_of_the_job_come_from_who_has_them(
     written(bert.folder, 20, source)
     resumed = await search.bring(ResumeFrom(job=JOB))
     with pytest.raises(RequestFailed, match=f"meshtrain submit --resume {JOB} train.py"):
-        await search.bring_files(resumed)
+        await search.bring_files(resumed.spec, resumed.source)
     for path in (script, packed):
         bert.blobs.ingest(path, entry_of(path).sha256, path.stat().st_size)
-    await search.bring_files(resumed)
+    await search.bring_files(resumed.spec, resumed.source)
     assert not anna.blobs.missing(files)
     again = spec_again(resumed, "1" * 64)
     assert again.job != JOB

@@ -1,6 +1,7 @@
 """J5: daemons that all lost a job begin it again from a checkpoint; a job that somebody ended stays ended."""
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Iterable
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from meshtraind.jobs.queries import JobQueries
 from meshtraind.jobs.routing import JobRouter
 from meshtraind.session.session import JobSession
 from meshtraind.storage.blobs import BlobStore
-from meshtraind.storage.checkpoint_store import list_checkpoints
+from meshtraind.storage.checkpoint_store import CHECKPOINTS, list_checkpoints
 from meshtraind.storage.cleanup import RESUME
 from meshtraind.storage.fetch import serve
 from meshtraind.storage.job_history import JobHistory
@@ -207,6 +208,43 @@ async def test_a_majority_begins_the_job_again_under_its_id_from_the_checkpoint_
     mesh[2].jobs.admission.left_behind(mesh[0].device, where)
     assert mesh[2].jobs.registry.jobs[JOB].entry_mode is EntryMode.REJOIN
     assert not mesh[2].waits
+
+
+@pytest.mark.asyncio
+async def test_a_job_of_which_nothing_was_saved_begins_from_its_start_when_all_are_there(mesh: list[Daemon]) -> None:
+    """J5: whoever is away may have a checkpoint, so it is waited for by name; what is lost is told."""
+    shutil.rmtree(mesh[1].folder / CHECKPOINTS)
+    for daemon in mesh:
+        daemon.was_in()
+    come_up(mesh[:2])
+    revivals = mesh[0].jobs.admission.revivals
+    away = MEMBERS[2].name
+    await until(lambda: f"but {away} may have one" in (revivals.waiting(JOB) or ""))
+    assert not any(daemon.began for daemon in mesh[:2])
+    mesh[2].start()
+    for daemon in mesh[:2]:
+        daemon.link(mesh[2])
+    await until(lambda: all(daemon.began for daemon in mesh))
+    for daemon in mesh:
+        ((job, generation),) = daemon.began
+        assert (generation.number, generation.root, generation.ranks) == (2, 2, (0, 1, 2))
+        assert job.entry_mode is EntryMode.REVIVAL
+        assert job.spec.resume is None
+        assert (daemon.folder / "src" / "train.py").exists()
+        (lost,) = job.given_up
+        assert (lost.first, lost.last, lost.made_by) == (1, 77, (0, 1, 2))
+
+
+@pytest.mark.asyncio
+async def test_a_checkpoint_that_cannot_be_read_is_no_reason_to_begin_from_the_start(mesh: list[Daemon]) -> None:
+    (manifest,) = mesh[1].folder.rglob("manifest.json")
+    manifest.write_text("{")
+    for daemon in mesh:
+        daemon.was_in()
+    come_up(mesh)
+    revivals = mesh[0].jobs.admission.revivals
+    await until(lambda: "is not used" in (revivals.waiting(JOB) or ""))
+    assert not any(daemon.began for daemon in mesh)
 
 
 @pytest.mark.asyncio
