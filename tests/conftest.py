@@ -10,6 +10,7 @@ import gc
 import os
 import time
 import zlib
+from asyncio import constants
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +22,14 @@ from xdist.scheduler import LoadScopeScheduling
 
 # Read when torch and numpy are imported. Threads that share a core with those of another test mostly wait.
 os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
+
+# All modules are imported and their tests collected before the first test, and nothing of that is garbage: a collector
+# that looks for some is a third of the time. From pytest_collection_finish on it runs, after this many allocations.
+gc.disable()
+ALLOCATIONS_BETWEEN_COLLECTIONS = 20_000
+
+# In its debug mode asyncio notes with every callback who asked for it: the caller, not ten frames of pytest.
+setattr(constants, "DEBUG_STACK_DEPTH", 1)  # noqa: B010 - a constant to mypy
 
 GRACE_S = 3.0
 POLL_S = 0.02
@@ -83,6 +92,8 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(ALLOCATIONS_BETWEEN_COLLECTIONS, *gc.get_threshold()[1:])
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)
