@@ -23,9 +23,6 @@ from xdist.scheduler import LoadScopeScheduling
 # Read when torch and numpy are imported. Threads that share a core with those of another test mostly wait.
 os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
 
-# All modules are imported and their tests collected before the first test, and nothing of that is garbage: a collector
-# that looks for some is a third of the time. From pytest_collection_finish on it runs, after this many allocations.
-gc.disable()
 ALLOCATIONS_BETWEEN_COLLECTIONS = 20_000
 
 # In its debug mode asyncio notes with every callback who asked for it: the caller, not ten frames of pytest.
@@ -85,6 +82,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in long]
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """All modules are imported here, and nothing of that is garbage: a collector that looks for some takes a third of
+    the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
     """Modules and tests stay until the end: the collections that look for what a test left need not go through them.
 
@@ -93,7 +101,6 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(ALLOCATIONS_BETWEEN_COLLECTIONS, *gc.get_threshold()[1:])
-    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

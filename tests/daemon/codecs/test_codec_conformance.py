@@ -354,7 +354,7 @@ def sound_segment(text: str, count: int) -> bytes:
 
 
 @pytest.mark.parametrize("text", CODECS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.data())
 def test_damaged_segments_are_finite_values_or_refused(text: str, data: st.DataObject) -> None:
     """Bits flipped, a piece cut out, a piece twice, a tail cut off, another count."""
