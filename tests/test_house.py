@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -69,7 +69,7 @@ def modules(package: str) -> tuple[tuple[str, ast.Module], ...]:
     return tuple((path.relative_to(ROOT).as_posix(), ast.parse(path.read_text("utf-8"))) for path in paths)
 
 
-def imported(tree: ast.AST, *, for_types_too: bool) -> Iterator[tuple[str, int]]:
+def imported(tree: ast.AST, for_types_too: bool) -> Iterator[tuple[str, int]]:
     """(top-level package, line) of every import anywhere in a module, in functions too."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
@@ -80,28 +80,25 @@ def imported(tree: ast.AST, *, for_types_too: bool) -> Iterator[tuple[str, int]]
             yield node.module.split(".")[0], node.lineno
         elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not for_types_too:
             for branch in node.orelse:
-                yield from imported(branch, for_types_too=for_types_too)
-        else:
-            yield from imported(node, for_types_too=for_types_too)
+                yield from imported(branch, for_types_too)
+        elif not isinstance(node, ast.expr):  # in which no statement is
+            yield from imported(node, for_types_too)
+
+
+@cache
+def imports(package: str, *, for_types_too: bool = True) -> tuple[tuple[str, str, int], ...]:
+    """(path, top-level package, line) of every import of a package's modules."""
+    return tuple((path, *found) for path, tree in modules(package) for found in imported(tree, for_types_too))
 
 
 def importers(package: str, of: set[str], *, for_types_too: bool = True) -> list[str]:
-    return [
-        f"{path}:{line} imports {name}"
-        for path, tree in modules(package)
-        for name, line in imported(tree, for_types_too=for_types_too)
-        if name in of
-    ]
+    found = imports(package, for_types_too=for_types_too)
+    return [f"{path}:{line} imports {name}" for path, name, line in found if name in of]
 
 
 def test_meshwire_is_pure() -> None:
     """The protocol: no asyncio, sockets, clocks, randomness, threads, torch, numpy; it imports neither neighbour."""
-    impure = [
-        f"{path}:{line} imports {name}"
-        for path, tree in modules("meshwire")
-        for name, line in imported(tree, for_types_too=True)
-        if name not in PURE
-    ]
+    impure = [f"{path}:{line} imports {name}" for path, name, line in imports("meshwire") if name not in PURE]
     assert not impure
 
 
@@ -174,6 +171,12 @@ def test_every_folder_has_a_map() -> None:
     assert not without
 
 
+@cache
+def paths_of_modules() -> tuple[str, ...]:
+    """Of the packages and the tests."""
+    return tuple(path.as_posix() for top in [*PACKAGES.values(), ROOT / "tests"] for path in top.rglob("*.py"))
+
+
 @pytest.mark.parametrize("folder", sorted({path.parent for top in PACKAGES.values() for path in top.rglob("*.py")}))
 def test_a_room_has_a_door_sign(folder: Path) -> None:
     """Its README names all that lies in it, and nothing that is gone."""
@@ -185,8 +188,7 @@ def test_a_room_has_a_door_sign(folder: Path) -> None:
     assert not there - set(named), "modules that it does not name"
     rooms = {path.parent.name for path in folder.glob("*/*.py")} - {"templates"}
     assert not rooms - set(re.findall(r"\]\((?:\w+/)*?(\w+)/README\.md\)", text)), "rooms that it does not name"
-    everywhere = [path.as_posix() for top in [*PACKAGES.values(), ROOT / "tests"] for path in top.rglob("*.py")]
-    assert not [name for name in named if not any(f"/{path}".endswith(f"/{name}") for path in everywhere)]
+    assert not [name for name in named if not any(f"/{path}".endswith(f"/{name}") for path in paths_of_modules())]
 
 
 OTHERS_FILES = {"_state.py", "dgc/memory.py"}  # of h11, and of a paper's authors
@@ -213,12 +215,17 @@ def test_a_room_is_small_enough_to_look_around_in(folder: Path) -> None:
     assert len([path for path in folder.glob("*.py") if path.name != "__init__.py"]) <= 15
 
 
-def classes() -> Iterator[tuple[str, ast.ClassDef]]:
+@cache
+def classes() -> tuple[tuple[str, ast.ClassDef], ...]:
     """(path, class) of all classes of the three packages but for templates, which are copied into a user's folder."""
-    for package in PACKAGES:
-        for path, tree in modules(package):
-            if "/examples/" not in path:
-                yield from ((path, node) for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    return tuple(
+        (path, node)
+        for package in PACKAGES
+        for path, tree in modules(package)
+        if "/examples/" not in path
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    )
 
 
 def test_a_class_name_means_one_thing() -> None:
@@ -296,17 +303,18 @@ def test_nothing_is_made_of_what_is_made_later() -> None:
     assert not early
 
 
-def imported_modules() -> dict[str, set[str]]:
+@cache
+def imported_modules() -> Mapping[str, set[str]]:
     """What each of our modules imports of our modules, anywhere in it: at the top, in functions, for types alone."""
-    names: dict[str, Path] = {}
+    names: dict[str, ast.Module] = {}
     for package, top in PACKAGES.items():
-        for path in top.rglob("*.py"):
-            parts = (package, *path.relative_to(top).with_suffix("").parts)
-            names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+        for path, tree in modules(package):
+            parts = (package, *(ROOT / path).relative_to(top).with_suffix("").parts)
+            names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = tree
     found: dict[str, set[str]] = {}
-    for name, path in names.items():
+    for name, tree in names.items():
         found[name] = set()
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 found[name].update(alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
@@ -318,7 +326,7 @@ def imported_modules() -> dict[str, set[str]]:
 
 def test_no_module_imports_itself_by_a_detour() -> None:
     """Who is in a circle can be read only together with all others in it. Lazy imports and those for types count."""
-    waiting = imported_modules()
+    waiting = dict(imported_modules())
     while free := {name for name, needs in waiting.items() if not needs & waiting.keys()}:
         waiting = {name: needs for name, needs in waiting.items() if name not in free}
     assert not {name: sorted(needs & waiting.keys()) for name, needs in waiting.items()}
@@ -386,7 +394,8 @@ def quoted_by_quick_tests() -> set[str]:
     """The numbers of the rules that stand in test modules, but for tests that are marked slow; "R0 to R5" is six."""
     quoted: set[str] = set()
     for path in sorted((ROOT / "tests").rglob("*.py")):
-        tree = ast.parse(path.read_text("utf-8"))
+        text = path.read_text("utf-8")
+        tree = ast.parse(text if "mark.slow" in text else "")  # what is not marked need not be understood
         slow = [
             node
             for node in tree.body
@@ -396,7 +405,7 @@ def quoted_by_quick_tests() -> set[str]:
         whole = [node for node in tree.body if isinstance(node, ast.Assign) and "mark.slow" in ast.unparse(node.value)]
         if any(ast.unparse(node.targets[0]) == "pytestmark" for node in whole):
             continue
-        lines = path.read_text("utf-8").splitlines()
+        lines = text.splitlines()
         for node in slow:
             lines[node.lineno - 1 : node.end_lineno] = [""] * ((node.end_lineno or node.lineno) - node.lineno + 1)
         text = "\n".join(lines)

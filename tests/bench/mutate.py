@@ -12,8 +12,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
+from functools import lru_cache
 from pathlib import Path
 
 from tests.bench.bugs import BUGS, Bug
@@ -38,21 +39,21 @@ class DoesNotApply(Exception):
     """The text of a bug is not, or not once, where it should be."""
 
 
-def spans(source: str, function: str) -> list[tuple[int, int]]:
-    """Where functions of this qualified name ("Class.method", or "Class") lie in a text: offsets of begin and end."""
+@lru_cache(maxsize=512)  # each module once, whatever the number of bugs that are looked for in it
+def spans(source: str) -> Mapping[str, Sequence[tuple[int, int]]]:
+    """Where functions lie in a text, by qualified name ("Class.method", or "Class"): offsets of begin and end."""
     lines = source.splitlines(keepends=True)
     starts = [0]
     for line in lines:
         starts.append(starts[-1] + len(line))
-    found: list[tuple[int, int]] = []
+    found: dict[str, list[tuple[int, int]]] = {}
 
     def look(node: ast.AST, prefix: str) -> None:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 name = f"{prefix}{child.name}"
-                if name == function:
-                    assert child.end_lineno is not None
-                    found.append((starts[child.lineno - 1], starts[child.end_lineno]))
+                assert child.end_lineno is not None
+                found.setdefault(name, []).append((starts[child.lineno - 1], starts[child.end_lineno]))
                 look(child, f"{name}.")
             else:
                 look(child, prefix)
@@ -63,7 +64,7 @@ def spans(source: str, function: str) -> list[tuple[int, int]]:
 
 def planted(source: str, bug: Bug) -> str:
     """The text with the bug. Raises DoesNotApply."""
-    within = [(first, end) for first, end in spans(source, bug.function) if bug.old in source[first:end]]
+    within = [(first, end) for first, end in spans(source).get(bug.function, ()) if bug.old in source[first:end]]
     count = sum(source[first:end].count(bug.old) for first, end in within)
     if count != 1:
         raise DoesNotApply(f"{bug.function} holds {bug.old!r} {count} times")
@@ -80,7 +81,7 @@ def place(root: Path, bug: Bug) -> tuple[Path, str]:
     found, why = [], DoesNotApply(f"there is no {bug.function} with {bug.old!r}")
     for path in sorted(files, key=lambda path: (path.stem != last, path)):
         source = path.read_text("utf-8")
-        if bug.old not in source or not spans(source, bug.function):  # parsing takes long
+        if bug.old not in source or bug.function not in spans(source):  # parsing takes long
             continue
         try:
             found.append((path, planted(source, bug)))

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(240)
 def test_the_demo_keeps_its_promises() -> None:
     """One cell of the matrix: equal replicas, learning, the loss of one process on the same samples, a ring's bytes."""
     matrix = subprocess.run(
-        [sys.executable, "-m", "tests.bench.demo_matrix", "--peers", "2", "--codec", "fp16", "--steps", "24", "--json"],
+        [sys.executable, "-m", "tests.bench.demo_matrix", "--peers", "2", "--codec", "fp16", "--steps", "20", "--json"],
         cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,

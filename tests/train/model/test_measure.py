@@ -14,7 +14,8 @@ from meshtrain.train.model.memory_needs import learner_bytes, model_size
 from meshwire.memory_layout.footprint import Measurement
 from meshwire.memory_layout.shared_slots import MEASURE_CODEC_VARIABLE, MEASURE_SYNC_VARIABLE, MEASURE_VARIABLE
 from meshwire.sync_modes.mode import sync_settings
-from tests.tiers import mostly_slow
+from tests.daemon.realjobs import WITHOUT_COMPILER
+from tests.tiers import mostly_long
 
 Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
@@ -90,7 +91,7 @@ def test_the_learner_holds_base_view_and_own_gradients_only_with_an_overlay() ->
     assert learner_bytes(built, optimizer, 0.5, sync_settings("ssp:2")) == plain + 4 * size.parameters
 
 
-SCRIPT = """
+SCRIPT = f"""{WITHOUT_COMPILER}
 import sys
 import torch
 import meshtrain as mt
@@ -134,7 +135,8 @@ def test_what_the_job_would_refuse_is_refused(tmp_path: Path, sync: str, codec: 
     assert not (tmp_path / "size.json").exists()
 
 
-@pytest.mark.parametrize("how", mostly_slow(["loader", "none"], 0))
+@pytest.mark.slow
+@pytest.mark.parametrize("how", mostly_long(["loader", "none"], 1))
 def test_a_measured_script_ends_at_prepare(tmp_path: Path, how: str) -> None:
     """It writes the sizes, trains nothing, and leaves nothing in the user's folder."""
     work = tmp_path / "work"

@@ -213,7 +213,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("how", CASES)
+ALSO = {"2 peers, momentum"}  # the same with more peers, and without momentum, is among the others
+
+
+@pytest.mark.parametrize("how", [pytest.param(how, marks=[pytest.mark.long] * (how in ALSO)) for how in CASES])
 def test_equals_one_process_on_each_sample_once(mesh: LocalMesh, tmp_path: Path, how: str) -> None:
     """O1, W3, X4, R7: whatever the pace, the joint batches are the epoch's order, and weigh by their samples."""
     trained = train(mesh, tmp_path, CASES[how])

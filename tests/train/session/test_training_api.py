@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from meshwire.memory_layout.shared_slots import ENDPOINT_VARIABLE, JOB_VARIABLE, MEMORY_FD_VARIABLE, TOKEN_VARIABLE
+from tests.daemon.realjobs import WITHOUT_COMPILER
 from tests.train.localdaemon import LocalDaemon
 
 SCRIPT = """
@@ -64,7 +65,7 @@ def start_learner(script: str, daemon: LocalDaemon, rank: int) -> subprocess.Pop
         JOB_VARIABLE: environment.job,
         MEMORY_FD_VARIABLE: str(environment.memory_fd),
     }
-    return start(script, daemon.folder, variables, environment.memory_fd)
+    return start(WITHOUT_COMPILER + script, daemon.folder, variables, environment.memory_fd)
 
 
 @pytest.mark.slow
@@ -94,7 +95,7 @@ def test_in_a_job(sync: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sync", ["bsp", pytest.param("ssp:2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sync", ["bsp", pytest.param("ssp:2", marks=pytest.mark.long)])
 def test_script_that_raises_is_not_finished(sync: str) -> None:
     """V2: what it had begun is void; its exit code tells."""
     script = SCRIPT.replace("mt.barrier()", "raise ValueError('my bug')")
