@@ -907,6 +907,7 @@ class Bereaved:
 
     def clear(self) -> None:
         self.done.append("clear")
+        self.kept = None
 
     def _dead(self, _reason: str, holds: int | None = None) -> None:
         self.done.append(f"dead with {holds}")
@@ -943,6 +944,22 @@ def test_a_base_that_could_not_be_taken_over_is_not_tried_again() -> None:
     bereaved.passage.learner_died(failed=False)
     assert bereaved.passage._learner.preparation.kept
     bereaved.passage.learner_died(failed=True)
+    assert not bereaved.passage._learner.preparation.kept
+
+
+@pytest.mark.parametrize("asked", [False, True], ids=["before it has asked", "when it takes it over"])
+def test_a_base_that_is_found_to_differ_is_not_taken_over(asked: bool) -> None:
+    """O9, J3: the learner was killed, and what it had told of its base is compared only then. Where the next process
+    takes it over already it is ended, and what it leaves is not trusted."""
+    bereaved = Bereaved(7)
+    bereaved.passage.learner_died(failed=False)
+    joining_ = bereaved.passage._learner.preparation
+    joining_._told_kept = asked
+    bereaved.done.clear()
+    bereaved.passage.distrust_memory()
+    assert joining_.kept is asked
+    assert bereaved.done == ([] if asked else ["clear", "dead with None", "look again"])
+    bereaved.passage.learner_died(failed=False)
     assert not bereaved.passage._learner.preparation.kept
 
 
