@@ -327,6 +327,22 @@ BUGS: tuple[Bug, ...] = (
         f"{TRAIN}/step/test_rounds_numerics.py -k binds_do_not_tell",
     ),
     Bug(
+        "hashes-above-the-cut-kept",
+        "meshtraind.session.membership_driver",
+        "MembershipDriver._enter",
+        "self._job.hashes.forget(above=enter.cut)",
+        "pass",
+        f"{DAEMON}/session/test_generation_edges.py -k do_not_count",
+    ),
+    Bug(
+        "hashes-of-a-dropped-history-kept",
+        "meshtraind.session.membership_host",
+        "MembershipHost._drop_rounds",
+        "self._job.hashes.forget()",
+        "pass",
+        f"{DAEMON}/session/test_generation_edges.py -k do_not_count",
+    ),
+    Bug(
         "half-decoded-round-given-to-the-next-process",
         "meshwire.rounds.schedule",
         "LearnerSchedule.returned",
