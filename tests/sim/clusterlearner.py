@@ -134,6 +134,8 @@ class Learner:
 
     def hold(self, state: State) -> None:
         """It has this base, in the history of now."""
+        before, self.memory.process = self.memory.process, self
+        assert before is None or not before.alive or before is self, "J3: one process at a time writes into memory"
         self.rounds, self.applied, self.base = self._daemon.maker.watched, state.round, state.base
         self._keep()
 

@@ -191,7 +191,9 @@ class LearnerProcesses:
             await request(LearnerModel(manifest=MANIFEST, memory_bytes=0, samples=self._world.space), _quiet)
             task = await request(LearnerState(units=(bytes(32),)), _quiet)
             assert isinstance(task, StateTask)
-            state = process.memory.kept.state if task.kept else daemon.disk.written[Path(task.folder)]
+            kept = process.memory.kept
+            assert not task.kept or kept.round() == task.round, "J3: what is taken over is whole, and trusted"
+            state = kept.state if task.kept else daemon.disk.written[Path(task.folder)]
             assert state is not None
             assert state.round == task.round, "J1: a learner holds the base that its daemon counts on"
             how = "finds the base after round {} in memory" if task.kept else "has loaded the base after round {}"
