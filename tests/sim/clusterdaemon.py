@@ -26,7 +26,7 @@ from meshwire.membership.machine import Membership
 from meshwire.message_base import Wire
 from meshwire.messages.envelope import Envelope
 from meshwire.messages.generation import CatchUp
-from meshwire.messages.job import Generation, GivenUp, Member
+from meshwire.messages.job import BaseHash, Generation, GivenUp, Member
 from meshwire.messages.link import Software
 from meshwire.messages.startup import StateReady
 from meshwire.rounds.effects import Message
@@ -77,6 +77,11 @@ class KnownJob(Job):
         rank = [member.device for member in members].index(daemon.member.device)
         super().__init__(daemon.world.spec, members, rank, Path(), NoDisk())
         self._daemon = daemon
+        self.on_odd = self._differ
+
+    def _differ(self, round_: int, ranks: set[int]) -> None:
+        """O9: equal rounds make equal bases, and only bases of one history are compared."""
+        raise AssertionError(f"{self._daemon.name} finds that the bases of {ranks} differ after round {round_}")
 
     def remember(self) -> None:
         """It will have lost its disk."""
@@ -361,6 +366,13 @@ class Daemon(Node):
         if place is not None:
             place[:] = body.payload
             self.members.chunk_received(rank, body.header)
+
+    def hear_hash(self, peer: "Daemon", header: Header, message: BaseHash) -> None:
+        """O9: of a member's base, if there is a link to it still."""
+        rank = None if self.generation is None else rank_of(self.generation, peer.member.device)
+        if rank is not None and peer.member.device in self.place.links:
+            wrong = self.members.notice(rank, header, message)
+            assert wrong is None, f"{self.name}: honest daemons break no rule: rank {rank}: {wrong}"
 
     def _report_regularly(self) -> None:
         if self._shell is not None:

@@ -33,6 +33,7 @@ from tests.sim.clustermoments import Moment
 
 if TYPE_CHECKING:
     from tests.sim.clusterdaemon import Daemon
+    from tests.sim.clusterlearner import Learner
 
 CHAIN_BYTES = 16
 STORE_S = (0.02, 0.02, 1.5)  # to read and hash what a learner has written; by number
@@ -190,10 +191,15 @@ class Kept:
 
 
 class Memory:
-    """Shared by one daemon and its learner, for one history: a `LearnerMemory` and `RawSlots` of those that ship."""
+    """Shared by one daemon and its learner, for one history: a `LearnerMemory` and `RawSlots` of those that ship.
+
+    Attributes:
+        process: that has written its base there.
+    """
 
     def __init__(self, staleness: int) -> None:
         self.slots = Slots(staleness)
+        self.process: Learner | None = None
         self.kept = Kept()
         self._closed = False
 

@@ -175,6 +175,10 @@ class Exchange:
 
     def _give(self, number: int, bucket: int) -> None:
         own = self._own[number, bucket]
+        _, raw = self._raw.get(number, ("", None))
+        assert raw is None or own.part is not Part.DATA or written(raw) == own.name, (
+            "M1: with s=0 a part is sent from the learner's slot, where it lies as it was when it was bound"
+        )
         payload = own.name.encode()
         header = Header(
             kind=Kind.CHUNK,

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from meshtraind.startup.requests import Preparation
 from meshtraind.transport.connection import Emit
 from meshtraind.transport.requests import RequestFailed
+from meshwire.frames.header import Header, Kind
 from meshwire.message_base import Wire
-from meshwire.messages.job import End
+from meshwire.messages.job import BaseHash, End
 from meshwire.messages.learner import (
     LearnerHash,
     LearnerModel,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 LOCAL_S = 0.001  # between daemon and learner
 ENDED_S = 5 * LOCAL_S  # until a daemon sees that a process has ended
+HASH_S = 0.002  # from one daemon to another
 FAILED_S = 1.0  # until a script that gets no state has ended
 
 
@@ -189,7 +191,9 @@ class LearnerProcesses:
             await request(LearnerModel(manifest=MANIFEST, memory_bytes=0, samples=self._world.space), _quiet)
             task = await request(LearnerState(units=(bytes(32),)), _quiet)
             assert isinstance(task, StateTask)
-            state = process.memory.kept.state if task.kept else daemon.disk.written[Path(task.folder)]
+            kept = process.memory.kept
+            assert not task.kept or kept.round() == task.round, "J3: what is taken over is whole, and trusted"
+            state = kept.state if task.kept else daemon.disk.written[Path(task.folder)]
             assert state is not None
             assert state.round == task.round, "J1: a learner holds the base that its daemon counts on"
             how = "finds the base after round {} in memory" if task.kept else "has loaded the base after round {}"
@@ -275,7 +279,15 @@ class LearnerProcesses:
         raise AssertionError(f"{self.who}: rank {rank} ends the job: {end}")
 
     def tell_hash(self, body: LearnerHash) -> None:
-        raise AssertionError(f"{self.who}: no learner here hashes its base: {body}")
+        """O9: to all others, past their links, so that no schedule changes by it."""
+        daemon, job = self._daemon, self._daemon.known_job
+        assert daemon.generation is not None
+        message = BaseHash(job=job.spec.job, rank=daemon.rank, round=body.round, sha256=body.sha256)
+        job.take_hash(message)
+        header = Header(kind=Kind.CONTROL, payload_bytes=0, generation=daemon.generation.hash64())
+        for end in daemon.round_links.values():
+            peer = self._world.of_node(end.link.other(daemon))
+            self._world.clock.at(HASH_S, partial(peer.hear, partial(peer.hear_hash, daemon, header, message)))
 
     def tell_report(self) -> None:
         self._daemon.report()

@@ -64,7 +64,7 @@ class MemberHandler:
         elif isinstance(body, End):
             self._owner.member_ended(rank, body)
         elif isinstance(body, BaseHash):
-            self._job.take_hash(body)
+            self._job.take_hash(body, header.generation)
         elif isinstance(body, NEWS_TYPES):
             if wrong := self._agreement.news(body, header.generation):
                 return wrong

@@ -598,6 +598,7 @@ class MembershipDriver(Generic[M]):
             self._job.take_given_up([lost])
 
     def _enter(self, generation: Generation, enter: Enter) -> None:
+        self._job.hashes.forget(above=enter.cut)
         self._job.take(generation)
         self._use_links()
         crossing = self._host.crossing

@@ -338,8 +338,19 @@ class MembershipHost(Generic[C]):
         return True
 
     def distrust_memory(self) -> None:
-        """The base that the learner of now holds is not to be gone on from."""
+        """The base that the learner of now holds is not to be gone on from, nor one that it has left."""
         self._maker.memory.kept.trusted = False
+        joining = self._learner.preparation
+        if self.rounds is not None and isinstance(joining, JoinRequests) and joining.may_forget_kept:
+            self._forget_kept(self.rounds, joining, "its process has ended, and its base was not that of the others")
+            if self.generations is not None:
+                self.generations.look_again()
+
+    def _forget_kept(self, rounds: "Rounds", joining: JoinRequests, reason: str) -> None:
+        """The next process loads a state of the others."""
+        joining.forget_kept()
+        self._maker.memory.kept.clear()
+        rounds.learner.dead(reason)
 
     def _load_next(self, rounds: "Rounds", kept: int | None) -> None:
         """The next process begins with what is in memory, or with another member's state."""
@@ -424,9 +435,8 @@ class MembershipHost(Generic[C]):
         if isinstance(joining, JoinRequests) and rounds is self.rounds:
             joining.round_complete(round_)
             if joining.may_forget_kept and rounds.hold_others_up:
-                joining.forget_kept()  # others compute: it loads their state, and keeps nobody waiting
-                self._maker.memory.kept.clear()
-                rounds.learner.dead("its process has ended, and the others have gone on")
+                # Others compute: it loads their state, and keeps nobody waiting.
+                self._forget_kept(rounds, joining, "its process has ended, and the others have gone on")
 
     # What a change of generation brings
 
@@ -568,6 +578,7 @@ class MembershipHost(Generic[C]):
         self._keeper.fail(self._keeper.why_none_learns())
 
     def _drop_rounds(self) -> None:
+        self._job.hashes.forget()
         if self.rounds is not None:
             self.rounds.close()
         self._learner.rounds = None

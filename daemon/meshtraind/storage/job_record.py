@@ -35,11 +35,13 @@ class ReplicaHashes:
     """Compares the base hashes of the ranks that compute at equal rounds (O9, drift guard).
 
     Only rounds that all of them have named count. The majority is right, and of equal parts that of the lowest rank.
+    Whoever names such a round later, as a learner does that catches up, is compared with what was right then.
     """
 
     def __init__(self, ranks: Iterable[int]) -> None:
         self._ranks = set(ranks)
         self._open: dict[int, dict[int, bytes]] = {}
+        self._right: dict[int, bytes] = {}  # of the newest rounds that were compared
         self.compared = 0
         self.unequal_round: int | None = None
 
@@ -57,24 +59,44 @@ class ReplicaHashes:
                 differ[round_] = odd
         return differ
 
-    def add(self, message: BaseHash) -> set[int]:
-        """Takes one rank's hash after one round. Returns the ranks that are found to differ from the others by it."""
-        self._open.setdefault(message.round, {})[message.rank] = message.sha256
-        odd = self._compare(message.round)
-        while len(self._open) > limits.HASHES_OPEN_MAX:
-            del self._open[min(self._open)]
+    def forget(self, above: int = -1) -> None:
+        """Rounds above this one do not count, or are made anew."""
+        for rounds in (self._open, self._right):
+            for round_ in [round_ for round_ in rounds if round_ > above]:
+                del rounds[round_]
+
+    def add(self, message: BaseHash, *, of_now: bool = True) -> set[int]:
+        """Takes one rank's hash after one round. Returns the ranks that are found to differ from the others by it.
+
+        Args:
+            of_now: it was told in the generation of now. Else the round may be one of another history, unless the rank
+                computes.
+        """
+        round_ = message.round
+        if not of_now and (message.rank not in self._ranks or round_ in self._right):
+            return set()
+        told = {message.rank: message.sha256}
+        if (right := self._right.get(round_)) is not None:
+            return self._judge(round_, right, told)
+        self._open.setdefault(round_, {}).update(told)
+        odd = self._compare(round_)
+        for rounds in (self._open, self._right):
+            while len(rounds) > limits.HASHES_OPEN_MAX:
+                del rounds[min(rounds)]
         return odd
 
     def _compare(self, round_: int) -> set[int]:
         told = self._open[round_]
-        if not self._ranks <= told.keys():
+        if not self._ranks or not self._ranks <= told.keys():
             return set()
         del self._open[round_]
-        hashes = {rank: told[rank] for rank in sorted(self._ranks)}
         self.compared += 1
-        counts = Counter(hashes.values())  # in the order of the ranks, and of equal counts the first is the greatest
-        right = max(counts, key=lambda sha256: counts[sha256], default=b"")
-        odd = {rank for rank, sha256 in hashes.items() if sha256 != right}
+        counts = Counter(told[rank] for rank in sorted(self._ranks))  # of equal counts the first is the greatest
+        right = self._right[round_] = max(counts, key=lambda sha256: counts[sha256])
+        return self._judge(round_, right, told)
+
+    def _judge(self, round_: int, right: bytes, told: Mapping[int, bytes]) -> set[int]:
+        odd = {rank for rank, sha256 in told.items() if sha256 != right}
         if odd and self.unequal_round is None:
             self.unequal_round = round_
         return odd
@@ -225,9 +247,11 @@ class Job:
         self._entered = None
         self.remember()
 
-    def take_hash(self, message: BaseHash) -> None:
-        """Takes one rank's hash of the base after one round."""
-        if odd := self.hashes.add(message):
+    def take_hash(self, message: BaseHash, generation: int | None = None) -> None:
+        """Takes one rank's hash of the base after one round. `generation`: hash of the one in which another member has
+        told it."""
+        of_now = generation is None or (self.generation is not None and generation == self.generation.hash64())
+        if odd := self.hashes.add(message, of_now=of_now):
             self.on_odd(message.round, odd)
 
     def report(self, report: RankReport) -> None:

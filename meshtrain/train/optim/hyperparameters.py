@@ -42,12 +42,18 @@ class RoundOptions(Wire):
 
 
 class Hyperparameters:
-    """Reads the options of one optimizer for binds, and puts those of a round in force while it is applied."""
+    """Reads the options of one optimizer for binds, and puts those of a round in force while it is applied.
+
+    Attributes:
+        ever_late: whether any step was taken with other options than its bind has told.
+    """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         self._names = [sorted(_numbers(group)) for group in optimizer.param_groups]
         self._state: list[set[str]] = [set() for _ in self._names]  # names that steps have written
+        self._told: tuple[GroupValues, ...] | None = None  # by the newest bind
+        self.ever_late = False
 
     def pack(self, clip: float | None, *, clip_known: bool) -> bytes:
         """The values now, for a bind.
@@ -55,9 +61,14 @@ class Hyperparameters:
         Raises MeshtrainError when they are no longer what they were at `mt.prepare`, e.g. a learning rate of NaN.
         """
         try:
-            return RoundOptions(groups=self._values(), clip=clip, clip_known=clip_known).pack()
+            self._told = self._values()
+            return RoundOptions(groups=self._told, clip=clip, clip_known=clip_known).pack()
         except (KeyError, ValidationError) as error:
             raise MeshtrainError(f"the options of {self._name} cannot be told to the other peers: {error}") from error
+
+    def note(self) -> None:
+        """A step is about to be taken with the options of now."""
+        self.ever_late |= self._told is not None and self._told != self._values()
 
     def unpack(self, packed: Bytes) -> RoundOptions:
         """Reads what another peer has packed. Raises MeshtrainError when it does not suit this optimizer."""

@@ -220,11 +220,15 @@ class StepBoundary:
             self._waits = False
 
     def _apply(self, done: RoundDone) -> None:
-        if self._untouched.ever_changed and not done.void:
+        late = None
+        if self._untouched.ever_changed:
+            late = "changes gradients after backward()", "clip with mt.clip_grad_norm_"
+        elif self._base.options.hyperparameters.ever_late:
+            late = "sets the learning rate, or another option, after backward()", "set it before that"
+        if late is not None and not done.void:
             raise UsageError(
-                f"round {done.round} was averaged while this peer had no samples left, and this script changes "
-                "gradients after backward(), which this peer cannot do alike: clip with mt.clip_grad_norm_, or submit "
-                "with --shares equal"
+                f"round {done.round} was averaged while this peer had no samples left, and this script {late[0]}, "
+                f"which this peer cannot do alike: {late[1]}, or submit with --shares equal"
             )
         self._base.apply(done)
         self._saver.save_due()

@@ -116,6 +116,7 @@ class GradientStep:
         self._untouched.note()
         if done is not None:
             if not skip:
+                self._base.options.hyperparameters.note()
                 # Equal options may have changed since the bind, alike on all peers, as in a script without a job.
                 equal = done.hyperparameters == self._contribution.hyperparameters
                 self._base.step_under(None if equal else self._base.options.unpack(done.hyperparameters))

@@ -35,7 +35,7 @@ from meshtraind.transport.connection import ConnectionEnded, RequestFailed
 from meshtraind.trust.learner_tokens import LearnerTokens
 from meshwire.codecs.registry import parse_codec
 from meshwire.jobs.lifecycle import JobEvent, JobState
-from meshwire.membership.effects import CatchUpFrom, Effect, HistoryLeft
+from meshwire.membership.effects import CatchUpFrom, Effect, EnterGeneration, HistoryLeft
 from meshwire.membership.inputs import CannotCatchUp, CaughtUpToCut, Input, PeerGone, ViolationSeen, WasAway
 from meshwire.memory_layout import footprint
 from meshwire.message_base import Wire
@@ -50,7 +50,7 @@ from meshwire.messages.generation import (
     ServedRound,
     Where,
 )
-from meshwire.messages.job import BarrierReached, BlobRef, Generation, GivenUp
+from meshwire.messages.job import BarrierReached, BaseHash, BlobRef, Generation, GivenUp
 from meshwire.messages.learner import BarrierPassed, LearnerBarrier, LearnerState, StateTask
 from meshwire.messages.rounds import Bind, Call, Seal
 from meshwire.messages.startup import Model
@@ -672,6 +672,35 @@ async def test_who_is_left_out_stops_catching_up(monkeypatch: pytest.MonkeyPatch
     await tasks.close()
 
 
+@pytest.mark.asyncio
+async def test_hashes_of_rounds_that_do_not_count_are_forgotten() -> None:
+    """O9: above the cut of a generation, and of a history that is dropped, a number is another round's later, and
+    whoever names that one would be found to differ."""
+    rounds = SimpleNamespace(complete=5, history_samples=0)
+    crossing = SimpleNamespace(enter=lambda *_: None)
+    shell, _, tasks = generations(SimpleNamespace(rounds=rounds, crossing=crossing, entered=lambda _: None), {})
+    job = cast(Any, shell._job)
+    job.take = lambda _generation: None
+    for round_ in (4, 5, 6):
+        for rank in (0, 1):
+            assert not job.hashes.add(BaseHash(job=JOB, rank=rank, round=round_, sha256=bytes(32)))
+
+    def odd(round_: int) -> set[int]:
+        found: set[int] = job.hashes.add(BaseHash(job=JOB, rank=0, round=round_, sha256=bytes([1]) * 32))
+        return found
+
+    entered = catch_up(reload=False)
+    shell._perform([EnterGeneration(entered.generation, entered.enter)])
+    assert odd(5) == {0}
+    assert not odd(6)
+    passage = cast(Any, object.__new__(MembershipHost))
+    passage._job, passage._learner = job, SimpleNamespace(rounds=None)
+    passage._maker = SimpleNamespace(memory=SimpleNamespace(close=lambda: None))
+    passage._drop_rounds()
+    assert not odd(4)
+    await tasks.close()
+
+
 def where(generation: Generation, *ancestors: Generation) -> Where:
     return Where(job=JOB, generation=generation, ancestors=tuple(one.hash64() for one in ancestors), samples=9000)
 
@@ -907,6 +936,7 @@ class Bereaved:
 
     def clear(self) -> None:
         self.done.append("clear")
+        self.kept = None
 
     def _dead(self, _reason: str, holds: int | None = None) -> None:
         self.done.append(f"dead with {holds}")
@@ -943,6 +973,22 @@ def test_a_base_that_could_not_be_taken_over_is_not_tried_again() -> None:
     bereaved.passage.learner_died(failed=False)
     assert bereaved.passage._learner.preparation.kept
     bereaved.passage.learner_died(failed=True)
+    assert not bereaved.passage._learner.preparation.kept
+
+
+@pytest.mark.parametrize("asked", [False, True], ids=["before it has asked", "when it takes it over"])
+def test_a_base_that_is_found_to_differ_is_not_taken_over(asked: bool) -> None:
+    """O9, J3: the learner was killed, and what it had told of its base is compared only then. Where the next process
+    takes it over already it is ended, and what it leaves is not trusted."""
+    bereaved = Bereaved(7)
+    bereaved.passage.learner_died(failed=False)
+    joining_ = bereaved.passage._learner.preparation
+    joining_._told_kept = asked
+    bereaved.done.clear()
+    bereaved.passage.distrust_memory()
+    assert joining_.kept is asked
+    assert bereaved.done == ([] if asked else ["clear", "dead with None", "look again"])
+    bereaved.passage.learner_died(failed=False)
     assert not bereaved.passage._learner.preparation.kept
 
 

@@ -131,7 +131,11 @@ def job_of(names: str, rank: int, gone: set[int] | None = None) -> Job:
     members = tuple(Member(device=f"{of:064x}", incarnation=1, name=name) for of, name in enumerate(names))
     generation = Generation.first(JOB, members[0].device, members)
     spec = SimpleNamespace(job=JOB, peers_max=None, partition_wait=None, trace=False)
-    return cast(Job, SimpleNamespace(spec=spec, rank=rank, members=members, generation=generation, gone=gone or set()))
+    hashes = ReplicaHashes(range(len(members)))
+    job = SimpleNamespace(
+        spec=spec, rank=rank, members=members, generation=generation, gone=gone or set(), hashes=hashes
+    )
+    return cast(Job, job)
 
 
 @pytest.mark.asyncio
@@ -178,6 +182,72 @@ def test_a_replica_that_is_found_to_differ_when_another_member_is_lost_is_repair
     assert board.expect((0, 1)) == {}
 
 
+def hash_of(rank: int, round_: int, what: int) -> BaseHash:
+    return BaseHash(job=JOB, rank=rank, round=round_, sha256=bytes([what]) * 32)
+
+
+def test_a_learner_that_catches_up_is_compared_with_what_the_others_have_told() -> None:
+    """O9, J3: one that takes a wrong base over, or applies a round wrongly, is named at the next hash, not when it
+    computes again; whether it tells before the others or after them."""
+    board = ReplicaHashes((0, 1))
+    for rank in (0, 1):
+        assert not board.add(hash_of(rank, 7, 1))
+    assert not board.add(hash_of(2, 7, 1))
+    assert board.equal is True
+    assert board.compared == 1
+    assert not board.add(hash_of(2, 8, 5)), "it is the first"
+    assert not board.add(hash_of(0, 8, 1))
+    assert board.add(hash_of(1, 8, 1)) == {2}
+    assert board.add(hash_of(2, 7, 6)) == {2}, "once more, from another state"
+    assert board.unequal_round == 8
+
+
+def test_who_is_in_another_generation_is_not_compared_with_this_ones_rounds() -> None:
+    """O9, G4: what it has made of that round is perhaps another history's, which it leaves."""
+    board = ReplicaHashes((0, 1))
+    for rank in (0, 1):
+        assert not board.add(hash_of(rank, 7, 1), of_now=False)
+    assert board.compared == 1
+    assert not board.add(hash_of(2, 7, 6), of_now=False)
+    assert not board.add(hash_of(2, 8, 6), of_now=False)
+    for rank in (0, 1):
+        assert not board.add(hash_of(rank, 8, 1))
+    assert board.equal is True
+
+
+def test_rounds_that_are_made_anew_are_compared_anew() -> None:
+    """O9, J3: after a way back, and in a history that was loaded, equal numbers are other rounds."""
+    board = ReplicaHashes((0, 1))
+    for round_ in (7, 8):
+        for rank in (0, 1):
+            assert not board.add(hash_of(rank, round_, 1))
+    board.forget(above=7)
+    assert not board.add(hash_of(0, 8, 2))
+    assert not board.add(hash_of(1, 8, 2))
+    assert board.add(hash_of(0, 7, 2)) == {0}
+    board.forget()
+    assert not board.add(hash_of(0, 7, 2))
+
+
+def test_where_nobody_computes_no_hash_is_right() -> None:
+    board = ReplicaHashes((0, 1))
+    assert not board.add(hash_of(0, 7, 1))
+    assert board.expect(()) == {}
+    assert not board.add(hash_of(1, 8, 1))
+    assert board.equal is None
+
+
+def test_hashes_of_the_newest_rounds_are_kept() -> None:
+    """Nothing grows without bound."""
+    board = ReplicaHashes((0,))
+    last = limits.HASHES_OPEN_MAX + 7
+    for round_ in range(1, last + 1):
+        assert not board.add(hash_of(0, round_, 1))
+    assert not board.add(hash_of(1, 7, 2))
+    assert board.add(hash_of(1, 8, 2)) == {1}
+    assert board.compared == last
+
+
 def test_whoever_takes_a_generation_tells_of_the_replicas_that_differ(tmp_path: Path) -> None:
     """O9: the session repairs its own."""
     members = tuple(Member(device=f"{of:064x}", incarnation=1, name=name) for of, name in enumerate("abc"))
@@ -196,8 +266,13 @@ def test_whoever_takes_a_generation_tells_of_the_replicas_that_differ(tmp_path: 
     for rank, what in ((0, 1), (1, 2)):
         job.take_hash(BaseHash(job=JOB, rank=rank, round=7, sha256=bytes([what]) * 32))
     assert not told
-    job.take(first.model_copy(update={"number": 2, "ranks": (0, 1), "learning": (0, 1)}))
+    second = first.model_copy(update={"number": 2, "ranks": (0, 1), "learning": (0, 1)})
+    job.take(second)
     assert told == [(7, {1})]
+    job.take_hash(BaseHash(job=JOB, rank=2, round=7, sha256=bytes(32)), first.hash64())
+    assert told == [(7, {1})]
+    job.take_hash(BaseHash(job=JOB, rank=2, round=7, sha256=bytes(32)), second.hash64())
+    assert told == [(7, {1}), (7, {2})]
 
 
 @pytest.mark.asyncio

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from meshtrain.errors import UsageError
 from meshtrain.train.session import LearnerSession
 from tests.train.localdaemon import LocalDaemon
 
@@ -323,3 +324,26 @@ def test_rate_set_after_backward_counts_at_once() -> None:
 
     with LocalDaemon(2) as daemon:
         assert [weight.item() for weight in daemon.run(script)] == [-1.5, -1.5]
+
+
+def test_a_rate_that_binds_do_not_tell_is_refused_where_rounds_are_applied_alone() -> None:
+    """O3 at s=0: who is idle knows of the others' steps what their binds have told; with another rate its base would
+    not be theirs any more."""
+
+    def script(session: LearnerSession, rank: int) -> None:
+        model = nn.Linear(1, 1, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=100.0)
+        session.prepare(model, optimizer)
+        engine: Any = session._engine
+        for step in range(1, 4):
+            model(torch.ones(1, 1)).sum().backward()
+            optimizer.param_groups[0]["lr"] = 1.0 / step
+            optimizer.step()
+            if rank == 1:
+                engine.wait_idle("a pause", lambda: engine._base.applied >= 3, "others")
+
+    with (
+        LocalDaemon(2) as daemon,
+        pytest.raises(UsageError, match=r"round 2 was averaged .* sets the learning rate, .* set it before that"),
+    ):
+        daemon.run(script)
