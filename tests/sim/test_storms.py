@@ -30,6 +30,7 @@ FOUND = {  # what these schedules have shown
     860: "a state of another history was loaded",
     1101: "a laptop that loads ended the job for one that computed",
     2326: "all who decided were gone, and two parts were entitled at once",
+    4351: "who counted promised two generations, entered one and was killed, and those of the other were entitled, too",
 }
 
 

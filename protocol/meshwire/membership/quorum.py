@@ -5,10 +5,10 @@ When the network splits, each side asks this question with what its own members 
 
 1. Each generation has an *electorate*: the ranks that are counted in it. A part may follow that generation if it holds
    more than half of its electorate, or half with its lowest rank (`has_quorum`).
-2. Which generation is the newest? A member knows the newest one that it has *entered*. But it may also have *promised*
-   a later one and not heard how that ended: somebody else may have entered it and gone on with its majority. So the
-   part needs a quorum of the newest entered electorate and of every later one that any of its members has promised and
-   that may have been entered (`is_entitled`).
+2. Which generation is the newest? A member knows the newest one that is *settled*: it has entered it, and so has
+   everybody who counts in it. But it may also have *promised* a later one and not heard how that ended: others may have
+   entered it and gone on with its majority. So the part needs a quorum of the newest settled electorate and of every
+   later one that any of its members has promised and that may have been entered (`is_entitled`).
 3. A promised generation came to nothing if one of this part had to promise it and did not: all members have to promise
    before anybody may enter (`_came_to_nothing`).
 4. A device whose process is *gone* for good is not waited for. But it may have voted elsewhere before it went, where
@@ -16,6 +16,8 @@ When the network splits, each side asks this question with what its own members 
    have gone on with the gone one's vote.
 
 After Lotem, Keidar and Dolev, "Dynamic voting for consistent primary components" (1997); points 3 and 4 are not theirs.
+Theirs is settled for a member once it has entered it itself. With point 4 that is too soon: whoever counts in it may
+have promised another one instead, to some that it leaves out, and be gone.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -73,8 +75,12 @@ class Votes:
         key = generation.hash64()
         self._attempts = tuple(attempt for attempt in self._attempts if attempt.generation != key)
 
-    def enter(self, generation: Generation) -> None:
-        """A generation is entered. An entitled one settles all earlier promises: what follows needs its majority now.
+    def settle(self, generation: Generation) -> None:
+        """A generation is entered by this member and, if it is entitled, by all that count in it, as they have said.
+
+        An entitled one settles all earlier promises: what follows needs its majority now. Before all have said so,
+        one that is gone may have promised another generation instead, to some that this one leaves out. So until then
+        those decide that counted before, and with them those that count in it, as of any promise.
 
         A provisional one settles only those that are older than its root, whose electorate it goes on with.
         """
@@ -85,12 +91,25 @@ class Votes:
             self._entered = electorate
             self._attempts = tuple(attempt for attempt in self._attempts if attempt.number >= electorate.number)
 
+    def history(self, entered: Generation) -> Electorate:
+        """Who decides what follows the generation that this member has entered, for `Standing.history`: as long as it
+        is not settled those that counted before."""
+        electorate = electorate_of(entered, entered=True)
+        unsettled = any(attempt.generation == electorate.generation for attempt in self._attempts)
+        if self._entered is None or not unsettled:
+            return electorate
+        return electorate.model_copy(update={"counted": self._entered.counted, "gone": self._entered.gone})
+
 
 def newest_history(standings: Collection[Standing]) -> Electorate | None:
     """Whose electorate decides, as far as these members know: that of the history that is kept (G4), of the newest
-    generation entered, then of the most rounds. None if nobody brings a history."""
+    generation entered, then of who knows it to be settled, then of the most rounds. None if nobody brings a history."""
     brought = [standing for standing in standings if standing.history is not None]
-    newest = max(brought, key=lambda standing: (standing.number, standing.complete), default=None)
+    newest = max(
+        brought,
+        key=lambda standing: (standing.number, standing.history in standing.votes, standing.complete),
+        default=None,
+    )
     return None if newest is None else newest.history
 
 

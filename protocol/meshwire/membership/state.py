@@ -354,7 +354,7 @@ class MembershipState:
             say["holding"] = held.holding
         if self.entered is None:
             return NOTHING.model_copy(update=say)
-        history = electorate_of(self.entered, entered=True)
+        history = self.votes.history(self.entered)
         say |= {"generation": self.entered.hash64(), "number": self.entered.number, "history": history}
         return (held or NOTHING).model_copy(update=say)
 
@@ -380,7 +380,6 @@ class MembershipState:
         """All rounds up to the cut are here. Receiving is on before the others hear of it."""
         generation = self.entered = self.change
         self.way = self._committed.way
-        self.votes.enter(generation)
         self._gone -= {(member.device, member.incarnation) for member in generation.live.values()}
         self.unsure -= {member.device for member in generation.live.values()}
         self.phase = MembershipPhase.ENTERED
@@ -399,6 +398,9 @@ class MembershipState:
     def has_entered(self, rank: int, now_s: float) -> None:
         """Of this member or another, perhaps before this one. When all have, rounds go on."""
         self._heard.add(rank)
+        entered = self.phase in (MembershipPhase.ENTERED, MembershipPhase.RUNNING)
+        if entered and (self.change.provisional or {*self.change.counted} <= self._heard):
+            self.votes.settle(self.change)
         if self.phase is not MembershipPhase.ENTERED or self.missing:
             return
         self.phase = MembershipPhase.RUNNING

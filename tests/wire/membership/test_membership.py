@@ -529,6 +529,28 @@ def test_who_is_gone_may_have_voted_elsewhere() -> None:
     assert Fence in kinds(made.handle(PeerGone(THREE, MEMBERS[2].incarnation), 6.0) + made.handle(TimerDue(), 6.0))
 
 
+@pytest.mark.parametrize("heard", [True, False])
+def test_who_was_lost_before_it_entered_may_have_promised_another_generation(heard: bool) -> None:
+    """G4: rank 2 enters a generation with 0; 0 is gone before it says that it has entered it, too: 0 and 1, who is
+    silent, may be in another one, of a better ballot. If it goes on provisionally, 1 counts there still."""
+    made, newer = machine(2), following(2, 0, ranks=(0, 2), learning=(0, 2))
+    made.handle(LinkDown(TWO, "silent"), 1.0)
+    made.handle(MessageFrom(ONE, Propose(generation=newer)), 1.0)
+    made.handle(HELD, 1.0)
+    assert EnterGeneration in kinds(made.handle(MessageFrom(ONE, enter_of(newer)), 1.1))
+    if heard:
+        made.handle(MessageFrom(ONE, Entered(job=JOB, generation=newer.hash64())), 1.2)
+    made.handle(LinkDown(ONE, "closed"), 1.3)
+    effects = made.handle(PeerGone(ONE, MEMBERS[0].incarnation), 1.4) + made.handle(TimerDue(), 3.0)
+    if not heard:
+        assert Fence not in kinds(effects)
+        assert "1 of 2 that count" in made.waiting()
+        effects = made.handle(TimerDue(), 3.0 + TIMEOUTS.provisional_s)
+    (fence,) = [effect for effect in effects if isinstance(effect, Fence)]
+    assert (fence.generation.ranks, fence.generation.provisional) == ((2,), not heard)
+    assert (fence.generation.counted, fence.generation.gone) == (((2,), ()) if heard else ((1, 2), (0,)))
+
+
 def test_a_proposal_that_is_given_up_is_no_promise_that_hangs() -> None:
     """G4: its proposer knows that nobody was told to enter it."""
     one = alone(0)

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Collection, Mapping
 
 from meshwire import limits
-from meshwire.membership.quorum import Votes, electorate_of, is_entitled, newest_history
+from meshwire.membership.quorum import Votes, is_entitled, newest_history
 from meshwire.messages.generation import Electorate, Standing
 from meshwire.messages.job import Generation, Member
 
@@ -20,7 +20,7 @@ def after(number: int, *ranks: int, root: int | None = None, **changes: object) 
 
 def standing(votes: Votes, entered: Generation | None = FIRST) -> Standing:
     """Of a member whose history is that of the generation `entered`."""
-    brought = None if entered is None else electorate_of(entered, entered=True)
+    brought = None if entered is None else votes.history(entered)
     return Standing(
         generation=None if entered is None else entered.hash64(),
         number=0 if entered is None else entered.number,
@@ -132,22 +132,44 @@ def test_a_proposer_that_gives_up_and_an_entitled_generation_settle_promises() -
     votes.withdraw(hanging)
     assert [vote.generation for vote in votes.told] == [FIRST.hash64()]
     votes = promised(hanging)
-    votes.enter(newer)
+    votes.settle(newer)
     assert [vote.generation for vote in votes.told] == [newer.hash64()]
+
+
+def test_what_not_all_that_count_have_entered_settles_nothing() -> None:
+    """G4: 2 has entered a generation with 0, which was then gone: 0 may have promised another with 1 in its place."""
+    first = after(1, 0, 1, 2)
+    computing, loading = after(2, 0, 2), after(2, 0, 2, learning=(0,), counted=(0,))
+    for newer in (computing, loading):
+        votes = Votes(first)
+        votes.promise(newer)
+        assert not entitled(part(2), newer, gone(0), rank2=standing(votes, newer)), "1 is silent"
+        assert entitled(part(2), newer, gone(0, 1), rank2=standing(votes, newer)), "nobody else is left"
+        assert entitled(part(0, 2), newer, rank0=standing(votes, newer), rank2=standing(votes, newer))
+        said = standing(votes, newer)
+        votes.settle(newer)
+        assert entitled(part(2), newer, gone(0), rank2=standing(votes, newer)), "0 had entered it"
+        assert entitled(part(0, 2), newer, rank0=said, rank2=standing(votes, newer))
+    newer = after(2, 0, 1, 2)
+    votes = promised(newer)
+    said = standing(votes, newer)
+    votes.settle(newer)
+    assert entitled(part(1, 2), newer, rank1=said), "2 knows that all three have entered it"
+    assert not entitled(part(1, 2), newer, rank1=said, rank2=said), "of five"
 
 
 def test_a_provisional_generation_settles_nothing() -> None:
     """G4: its electorate is that of its root, and those that are gone stay in the count."""
     hanging, alone = after(2, 0, 1, 2), after(3, 2, root=1, counted=(1, 2, 3, 4), gone=(0,))
     votes = promised(hanging, alone)
-    votes.enter(alone)
+    votes.settle(alone)
     root, attempt = votes.told
     assert (root.number, root.gone, root.entered) == (1, (0,), True)
     assert (attempt.generation, attempt.entered) == (hanging.hash64(), False)
     assert not entitled(part(3, 4), alone), "two of five"
     assert entitled(part(2, 3, 4), alone)
     votes = Votes(after(5, 0, 1, 2))
-    votes.enter(alone)
+    votes.settle(alone)
     assert votes.told[0].number == 5, "who was in a newer one remembers it"
 
 
