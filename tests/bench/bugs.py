@@ -488,6 +488,22 @@ BUGS: tuple[Bug, ...] = (
         f"{WIRE}/membership/test_membership.py -k given_up_is_no",
     ),
     Bug(
+        "outbid-in-every-turn",
+        "meshwire.membership.proposer",
+        "Proposer.outbid",
+        "2 * self._outbid_wait_s",
+        "0.0",
+        f"{WIRE}/membership/test_membership.py -k outbid_each_other",
+    ),
+    Bug(
+        "outbid-wait-never-short-again",
+        "meshwire.membership.proposer",
+        "Proposer.ran",
+        "self._outbid_wait_s = 0.0",
+        "pass",
+        f"{WIRE}/membership/test_membership.py -k outbid_each_other",
+    ),
+    Bug(
         "provisional-taken-for-entitled",
         "meshwire.membership.proposer",
         "Proposer._following",

@@ -120,7 +120,7 @@ class Cluster:
         members = tuple(member_of(number, incarnations[number]) for number in range(founders))
         first = Generation.first(JOB, members[0].device, members)
         self.line = Line(first)
-        self._based: dict[Daemon, tuple[float, bytes]] = {}  # when each was last seen to have a base, of which history
+        self._based: dict[tuple[Daemon, bytes], float] = {}  # when each was last seen to have a base of which history
         self._lives[first.hash64()] = self._entered[first.hash64()] = {(m.device, m.incarnation) for m in members}
         for number in range(self.devices):
             daemon = Daemon(self, number, incarnations[number], first if number < founders else None)
@@ -258,7 +258,7 @@ class Cluster:
     def note_base(self, daemon: Daemon) -> None:
         """What it has now, and perhaps no more when others still think so."""
         if daemon.holds_base and daemon.rounds is not None:
-            self._based[daemon] = self.now_s, daemon.rounds.history.chain
+            self._based[daemon, daemon.rounds.history.chain] = self.now_s
 
     def leaves_base(self, daemon: Daemon, kept: Where) -> None:
         """It throws away what it computes with, for a history of which another has a base, or had lately."""
@@ -266,7 +266,8 @@ class Cluster:
             self.note_base(other)
         _, cut_chain = self._cuts.get(kept.generation.hash64(), (0, START))
         since_s = self.now_s - self.timeouts.silence_s - LATE_S
-        held = [chain_ for other, (at_s, chain_) in self._based.items() if other is not daemon and at_s > since_s]
+        self._based = {seen: at_s for seen, at_s in self._based.items() if at_s > since_s}
+        held = [chain_ for other, chain_ in self._based if other is not daemon]
         path = {START, *self.histories.path(cut_chain)}  # who is on the way to the cut is served what it lacks
         there = any(chain_ in path or cut_chain in self.histories.path(chain_) for chain_ in held)
         assert there or cut_chain == START, (

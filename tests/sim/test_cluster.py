@@ -6,12 +6,14 @@ Every invariant is checked at every event by the cluster itself (`cluster.py`, `
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.sim.cluster import Cluster, Setting
+from meshwire.messages.generation import Where
+from tests.sim.cluster import LATE_S, Cluster, Setting
 from tests.sim.clusterfaults import Fault, befall, random_schedule, run
 from tests.sim.clusterreplay import replay
 from tests.sim.clusterscenarios import FOLDER, SCENARIOS, transcript
@@ -49,6 +51,30 @@ def test_a_seed_repeats_to_the_letter() -> None:
 def test_transcripts_are_as_written(name: str) -> None:
     """If the change is meant: `python -m tests.sim.clusterscenarios` writes them anew; read the difference."""
     assert transcript(name) == (FOLDER / f"{name}.txt").read_text("utf-8")
+
+
+def test_a_base_is_given_up_only_for_one_that_is_there_or_was_lately() -> None:
+    """G4, the check itself: whoever had it and has gone on to a sister round since counts for as long as it takes to
+    hear of that, and no longer."""
+    cluster = Cluster(1, Setting(founders=2))
+    cluster.run_until(3.0)
+    one, two = cluster.daemons
+    assert one.rounds is not None
+    assert one.machine.generation is not None
+    chain_ = one.rounds.history.chain
+    sister = b"sister".ljust(16)
+    cluster.histories._nodes[sister] = replace(cluster.histories._nodes[chain_], before=chain_)
+    generation = one.machine.generation.model_copy(update={"number": 2, "root": 2})
+    cluster._cuts[generation.hash64()] = one.rounds.history.complete + 1, sister
+    kept = Where(job=generation.job, generation=generation, ancestors=(), samples=0, based=True)
+    cluster.leaves_base(two, kept)
+    cluster.run_until(cluster.now_s + 1.5)
+    assert one.rounds.history.chain != chain_
+    cluster.leaves_base(two, kept)
+    cluster.run_until(cluster.now_s + cluster.timeouts.silence_s + LATE_S)
+    with pytest.raises(AssertionError, match="of which nobody has one"):
+        cluster.leaves_base(two, kept)
+    cluster.end()
 
 
 @pytest.mark.parametrize(("side", "daemons"), [((2, 3), 2), pytest.param((3,), 1, marks=pytest.mark.long)])

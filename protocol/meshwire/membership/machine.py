@@ -334,15 +334,15 @@ class Membership:
         if state.promised is None or refused.generation != state.promised.hash64() or not state.is_listed(device):
             return
         reason = f"{state.name(device)} refused: {refused.reason}"
-        turn_s = state.timeouts.turn_s
         if self._proposer.proposal is not None:
-            unwilling = refused.number < state.promised.number
-            if unwilling:
+            if refused.number < state.promised.number:  # it is unwilling
                 self._proposer.note_overdue(device)
-            self._proposer.again(reason, now_s, wait_s=0.0 if unwilling else turn_s)
+                self._proposer.again(reason, now_s)
+            else:
+                self._proposer.outbid(reason, now_s)
         elif state.phase in (MembershipPhase.CATCHING_UP, MembershipPhase.ENTERED):
             self._proposer.note_torn(device, reason)
-            self._proposer.postpone(now_s + turn_s)
+            self._proposer.postpone(now_s + state.timeouts.turn_s)
 
     def _on_enter(self, device: str, enter: Enter, now_s: float) -> None:
         state = self._state

@@ -59,6 +59,7 @@ class Proposer:
         self._outvoted_since_s: float | None = None  # those that are here are not entitled to go on
         self._baseless_since_s: float | None = None  # nobody who is here has the base
         self._not_before_s = float("-inf")
+        self._outbid_wait_s = 0.0  # the last one, since rounds went on
         self._failed = ""  # why the own proposal is to be replaced
         self._told: dict[Member, Standing] = {}  # by others to proposals of this member that failed
         # Others went on without this one, by the device that tells. Two kinds: who went on apart has the same root, and
@@ -104,6 +105,7 @@ class Proposer:
         """Rounds go on."""
         self._judged_links = False
         self._outvoted_since_s = None
+        self._outbid_wait_s = 0.0
         self._overdue.clear()
 
     def begin(self, generation: Generation, now_s: float) -> None:
@@ -118,6 +120,16 @@ class Proposer:
             self._failed = reason
             self._wanted_since_s = None
             self._not_before_s = now_s + wait_s
+
+    def outbid(self, reason: str, now_s: float) -> None:
+        """A member has promised another's generation, which should be here within a turn.
+
+        If it is not, the link to its proposer has stalled, and that one hears nothing from here either: both would
+        outbid each other in every turn until the link is closed. So the wait doubles each time until rounds go on.
+        """
+        timeouts = self._state.timeouts
+        self._outbid_wait_s = min(max(timeouts.turn_s, 2 * self._outbid_wait_s), timeouts.answer_s)
+        self.again(reason, now_s, wait_s=self._outbid_wait_s)
 
     def postpone(self, until_s: float) -> None:
         """Somebody else may be about to propose."""

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from meshwire import limits
 from meshwire.membership.effects import (
     CatchUpFrom,
     Effect,
@@ -580,6 +581,42 @@ def test_what_the_members_say_decides_and_not_what_was_thought_of_them() -> None
     )
     assert not {Enter, Propose} & {*kinds(effects)}
     assert "not entitled" in one.waiting()
+
+
+def test_two_proposers_that_do_not_hear_each_other_outbid_each_other_a_few_times_at_most() -> None:
+    """Liveness: the link between 0 and 1 has stalled, and 2 promises to each in turn. Until it is closed each proposes
+    only so often that 2 remembers all that it has promised; once rounds go on, a turn is enough again."""
+    one = machine(0)
+    ((_, proposed), *_) = sent(one.handle(RequestMade("rest"), 0.0), Propose)
+
+    def outbid(now_s: float) -> float:
+        """Returns when it proposes again."""
+        nonlocal proposed
+        number = proposed.generation.number + 1
+        refused = Refused(job=JOB, generation=proposed.generation.hash64(), number=number, reason="promised")
+        one.handle(MessageFrom(THREE, refused), now_s)
+        at_s = one.deadline()
+        assert at_s is not None
+        ((_, proposed), *_) = sent(one.handle(TimerDue(), at_s), Propose)
+        return at_s
+
+    turns, at_s = [0.0], 0.0
+    while len(turns) < 10:
+        turns.append(outbid(at_s) - at_s)
+        at_s += turns[-1]
+    doubled = [min(TIMEOUTS.turn_s * 2**tries, TIMEOUTS.answer_s) for tries in range(9)]
+    assert turns[1:] == pytest.approx(doubled)
+    until_closed = sum(sum(turns[: tries + 1]) <= TIMEOUTS.silence_s for tries in range(10))
+    assert 2 * until_closed < limits.ATTEMPTS_MAX
+    one.handle(HELD, at_s)
+    for rank in (1, 2):
+        one.handle(MessageFrom(MEMBERS[rank].device, promise_of(proposed.generation, rank)), at_s)
+    for rank in (1, 2):
+        entered = Entered(job=JOB, generation=proposed.generation.hash64())
+        one.handle(MessageFrom(MEMBERS[rank].device, entered), at_s)
+    assert phase(one) is MembershipPhase.RUNNING
+    ((_, proposed), *_) = sent(one.handle(MessageFrom(TWO, Wish(job=JOB, kind="rest")), at_s), Propose)
+    assert outbid(at_s) - at_s == pytest.approx(TIMEOUTS.turn_s)
 
 
 def test_a_promise_that_hangs_makes_no_two_majorities() -> None:
