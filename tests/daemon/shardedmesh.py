@@ -141,8 +141,7 @@ def constant_offers(
         made: list[Offer] = []
         for rank in range(contributors):
             weight = (rank + 1.0) * sizes[number % len(sizes)]
-            normal = numbers.standard_normal(PLAN.total_values)
-            values = (normal * normal * normal * (0.5 * weight)).astype(np.float32)  # heavy tails, as gradients have
+            values = (numbers.standard_t(3, PLAN.total_values) * weight).astype(np.float32)
             void = (
                 frozenset({int(numbers.integers(0, len(PLAN.buckets)))}) if numbers.random() < poison else frozenset()
             )
