@@ -173,7 +173,7 @@ def test_every_folder_has_a_map() -> None:
 
 @cache
 def paths_of_modules() -> tuple[str, ...]:
-    """Of the packages and the tests."""
+    """Every Python file of the three packages and of the tests, as absolute paths."""
     return tuple(path.as_posix() for top in [*PACKAGES.values(), ROOT / "tests"] for path in top.rglob("*.py"))
 
 

@@ -16,7 +16,7 @@ from meshwire.collectives.strategy import collective_for
 from meshwire.jobs.files import FileManifest, check_manifest, human_bytes
 from meshwire.jobs.lifecycle import new_job_id
 from meshwire.message_base import Wire
-from meshwire.messages.job import BlobRef, JobSpec
+from meshwire.messages.job import BlobRef, JobSpec, ResumePoint
 from meshwire.messages.local import Submit, SubmitProgress
 from meshwire.model.masks import masks_of
 from meshwire.model.plan import BUCKET_BYTES
@@ -79,16 +79,17 @@ def make_spec(
     )
 
 
-def spec_again(resumed: Resumed, device: str) -> JobSpec:
-    """The specification of a job that goes on as the one was that has written the checkpoint."""
+def spec_again(spec: JobSpec, begins: ResumePoint | None, device: str) -> JobSpec:
+    """The specification of another job like this one, that this device submits. `begins`: the checkpoint that it goes
+    on from."""
     now_s = time.time()
     changes = {
         "job": new_job_id(secrets.token_bytes(8)),
         "submitter": device,
         "created_at_s": now_s,
-        "resume": resumed.point,
+        "resume": begins,
     }
-    return resumed.spec.model_copy(update=changes)
+    return spec.model_copy(update=changes)
 
 
 def ingest(

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import time
 
 from meshtraind.jobs.admission import PROGRESS_INTERVAL_S, Admission
 from meshtraind.jobs.checkpoint_search import CheckpointSearch, NoCheckpointError, Resumed
@@ -148,7 +147,7 @@ class Submission:
     async def _again(self, body: Resubmit, owner: str, notes: list[str]) -> JobSpec:
         resumed = await self._bring(body.resume, owner, notes)
         await CheckpointSearch(self._node, owner, self._emit).bring_files(resumed.spec, resumed.source)
-        spec = spec_again(resumed, self._node.device)
+        spec = spec_again(resumed.spec, resumed.point, self._node.device)
         return spec if body.peers is None else spec.model_copy(update={"peers_max": body.peers_max})
 
     async def _from_start(self, owner: str, generation: Generation) -> JobSpec:
@@ -175,8 +174,7 @@ class Submission:
         else:
             raise RequestFailed(why_not)
         log.warning("job %s: nothing of it was saved: it begins from its start", generation.job)
-        changes = {"submitter": node.device, "created_at_s": time.time(), "resume": begins}
-        return spec.model_copy(update=changes)
+        return spec_again(spec, begins, node.device)
 
     async def _bring(self, resume: ResumeFrom, owner: str, notes: list[str]) -> Resumed:
         resumed = await CheckpointSearch(self._node, owner, self._emit).bring(resume)

@@ -34,7 +34,7 @@ DGC_STAGES = 5
 SIDCO_EXCESS = 1.2  # a fitted threshold may keep so many times the values that were asked for
 
 
-VALUES_BYTES: Mapping[str, Callable[[int], int]] = {  # by form of the values: exact bytes of so many
+VALUES_BYTES: Mapping[str, Callable[[int], int]] = {  # by what is typed behind the +: exact bytes of so many
     "fp16": lambda count: 1 + 2 * count,  # the exponent of a power of two first
     "fp32": lambda count: 4 * count,
     "int8": lambda count: 4 + count,  # the step between two levels first
@@ -57,11 +57,6 @@ _CHUNK = Number(
     "so many neighbours compete: of each run of them in a segment the largest are sent",
     whole=True,
 )
-
-
-def values_bytes(form: str, count: int) -> int:
-    """Exact bytes of so many values behind the indices; `form` as typed behind the +."""
-    return VALUES_BYTES[form](count)
 
 
 def kept_values(ratio: float, count: int) -> int:
@@ -132,7 +127,7 @@ def with_excess(wanted: int, count: int) -> int:
 
 def chosen_bytes_max(spec: CodecSpec, kept: int, count: int) -> int:
     """Upper limit of a segment of `count` values with the indices of `kept` of them."""
-    return HEADER_BYTES + index_bytes_max(kept, count) + values_bytes(spec.choice("values"), kept)
+    return HEADER_BYTES + index_bytes_max(kept, count) + VALUES_BYTES[spec.choice("values")](kept)
 
 
 def kept_within(spec: CodecSpec, count: int, size_bytes: int) -> int:
@@ -166,12 +161,12 @@ def _threshold_feeds_back(spec: CodecSpec) -> bool:
 
 
 def _sparse_bytes_max(spec: CodecSpec, count: int) -> int:
-    every = HEADER_BYTES + values_bytes(spec.choice("values"), count)
+    every = HEADER_BYTES + VALUES_BYTES[spec.choice("values")](count)
     return min(chosen_bytes_max(spec, most_kept(spec, count), count), every)
 
 
 def _randomk_bytes(spec: CodecSpec, count: int) -> int:
-    return SEED_BYTES + values_bytes(spec.choice("values"), most_kept(spec, count))
+    return SEED_BYTES + VALUES_BYTES[spec.choice("values")](most_kept(spec, count))
 
 
 _TOPK = Family(

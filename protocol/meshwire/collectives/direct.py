@@ -157,7 +157,7 @@ class ShardedExchange(PartsExchange):
 
     def landed(self, header: Header) -> Work | None:
         copied = self._program.steps[header.step].op is Op.COPY
-        return self._copied(header) if copied else self._part_landed(header)
+        return self._final(header, header.payload_bytes, ()) if copied else self._part_landed(header)
 
     def _contributed(self) -> list[Work]:
         works: list[Work] = []
@@ -167,24 +167,6 @@ class ShardedExchange(PartsExchange):
                 works += [self._sent((index,), first, count) for first, count in self._chunks[step.send_shard]]
         there = [run for run in self._runs if self._all_there(self._received[run[0]])]
         return works + [self._summed(first, count) for first, count in there]
-
-    def _copied(self, header: Header) -> Work:
-        """A run is final."""
-        return Work(
-            first_segment=header.first_segment,
-            segment_count=header.segment_count,
-            incoming=header.contributors != 0,
-            add_own=False,
-            finish=False,
-            deliver=True,
-            at_once=True,
-            send_steps=(),
-            contributors=header.contributors,
-            weight=header.weight,
-            poison=bool(header.flags & Flags.POISON),
-            length_bytes=header.payload_bytes,
-            squared_norm=header.squared_norm,
-        )
 
 
 class GatherStrategy(PartsStrategy):

@@ -90,7 +90,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def exchange(self, bucket: int) -> "BucketExchange":
-        """Of a bucket, for a new round."""
+        """Begins the bucket's way through another round."""
 
     def owned(self, bucket: int) -> frozenset[int]:
         """The segments of a bucket that this rank finishes."""
@@ -204,6 +204,28 @@ class BucketExchange(ABC):
     def arrived(self, header: Header) -> None:
         """An announced chunk's payload is here."""
         self._received_at[header.step] += header.segment_count
+
+    def _final(self, header: Header, length_bytes: int, send_steps: tuple[int, ...]) -> Work:
+        """What to do with a run whose result has come: deliver it, and pass it on.
+
+        Args:
+            length_bytes: as it lies in the area.
+        """
+        return Work(
+            first_segment=header.first_segment,
+            segment_count=header.segment_count,
+            incoming=header.contributors != 0,
+            add_own=False,
+            finish=False,
+            deliver=True,
+            at_once=True,
+            send_steps=send_steps,
+            contributors=header.contributors,
+            weight=header.weight,
+            poison=bool(header.flags & Flags.POISON),
+            length_bytes=length_bytes,
+            squared_norm=header.squared_norm,
+        )
 
     def delivered(self, work: Work) -> bool:
         """Reports that final segments are in the result. Returns whether the bucket is complete with them."""

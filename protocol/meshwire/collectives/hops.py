@@ -56,7 +56,8 @@ class HopExchange(BucketExchange):
         step = self._program.steps[header.step]
         assert step.recv_shard is not None
         if step.op is Op.COPY:
-            return self._copied(step.recv_shard, header)
+            _, length = self._layout.span(self._bucket, header.first_segment, header.segment_count)
+            return self._final(header, length, self._routes[step.recv_shard].spread)
         sums = self._routes[step.recv_shard].sums
         if len(sums) == 1 and self._part is not None:
             return self._summed(step.recv_shard, header.first_segment, header.segment_count, (header,))
@@ -146,21 +147,3 @@ class HopExchange(BucketExchange):
         sender = self._program.steps[header.step].recv_from
         assert sender is not None
         return sender
-
-    def _copied(self, shard: int, header: Header) -> Work:
-        """A run is final."""
-        return Work(
-            first_segment=header.first_segment,
-            segment_count=header.segment_count,
-            incoming=header.contributors != 0,
-            add_own=False,
-            finish=False,
-            deliver=True,
-            at_once=True,
-            send_steps=self._routes[shard].spread,
-            contributors=header.contributors,
-            weight=header.weight,
-            poison=bool(header.flags & Flags.POISON),
-            length_bytes=self._layout.span(self._bucket, header.first_segment, header.segment_count)[1],
-            squared_norm=header.squared_norm,
-        )

@@ -17,7 +17,7 @@ from meshtraind.codecs.sidco import exponential, gamma, pareto
 from meshtraind.contributions.error_feedback import Residual
 from meshwire import limits
 from meshwire.codecs.registry import parse_codec
-from meshwire.codecs.sparsifiers import SIDCO_EXCESS, kept_values, values_bytes
+from meshwire.codecs.sparsifiers import SIDCO_EXCESS, VALUES_BYTES, kept_values
 from meshwire.sync_modes.codec_for_mode import codec_of
 from meshwire.sync_modes.mode import sync_settings
 from tests.daemon.codectrips import Values, codec, encoded, heavy, refused, round_trip
@@ -310,7 +310,7 @@ def test_all_places_are_equally_likely() -> None:
 
 
 def test_only_values_travel() -> None:
-    assert len(encoded("randomk:0.01", heavy(FULL))) == 8 + values_bytes("fp16", kept_values(0.01, FULL))
+    assert len(encoded("randomk:0.01", heavy(FULL))) == 8 + VALUES_BYTES["fp16"](kept_values(0.01, FULL))
 
 
 # Cocktail
@@ -328,7 +328,7 @@ def test_a_cocktail_sends_a_190th() -> None:
     """2 % of the values, 4.1 bits each; 4.2 more for an index among the places drawn, and not 7.2 among all."""
     size, sent = len(encoded("cocktail", heavy(FULL))), kept_values(0.02, FULL)
     assert size * 190 < 4 * FULL
-    index_bytes = size - 8 - 5 - values_bytes("int4", sent)
+    index_bytes = size - 8 - 5 - VALUES_BYTES["int4"](sent)
     assert 8 * index_bytes < 4.3 * sent
 
 
@@ -376,7 +376,7 @@ def test_two_bits_are_signs_and_two_sizes_of_each(count: int) -> None:
 def test_two_bits_are_the_means_of_four_bins() -> None:
     """Golden. The means of (1, 2, 2) and of 3, and none, 3: in bf16, in which 5/3 is rounded. Then codes 0, 3, 0, 1 and
     3, 0: four a byte, the first one highest."""
-    out = memoryview(bytearray(values_bytes("2bit", 6)))
+    out = memoryview(bytearray(VALUES_BYTES["2bit"](6)))
     written = FORMS["2bit"]()
     written.write(written.quantised(np.array([1, -3, 2, 3, -3, 2], np.float32)), out)
     assert out.hex() == "d53f404040400000" + "2180"

@@ -123,7 +123,7 @@ async def laid_out(anna: Device, resumed: Resumed, folder: Path, *, begins: bool
         entry = entry_of(path)
         anna.blobs.ingest(path, entry.sha256, entry.size_bytes)
     source = BlobRef(sha256=files.digest(), size_bytes=packed.stat().st_size)
-    new = spec_again(resumed, "0" * 64).model_copy(update={"files": source})
+    new = spec_again(resumed.spec, resumed.point, "0" * 64).model_copy(update={"files": source})
     await Intake(new, folder / "job", anna.blobs, None, lambda *_: None, begins=begins).run()
     return folder / "job"
 
@@ -240,7 +240,7 @@ async def test_the_files_of_the_job_come_from_who_has_them(
         bert.blobs.ingest(path, entry_of(path).sha256, path.stat().st_size)
     await search.bring_files(resumed.spec, resumed.source)
     assert not anna.blobs.missing(files)
-    again = spec_again(resumed, "1" * 64)
+    again = spec_again(resumed.spec, resumed.point, "1" * 64)
     assert again.job != JOB
     assert again.resume == resumed.point
     same = ("script", "args", "sync", "codec", "seed", "files", "bucket_bytes", "checkpoint_every", "partition_wait")
