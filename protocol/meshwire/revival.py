@@ -1,8 +1,9 @@
-"""A job of which every daemon ended, as in a power cut: who goes on with it from its checkpoints, and when (J5).
+"""A job that all of its devices have lost, as in a power cut: who goes on with it from its checkpoints, and when (J5).
 
-Each daemon that comes up again tells the others which generation of the job it entered last. The newest of these
-decides: the job begins again when more than half of its electorate are there, or half with the lowest rank, each device
-for itself and whatever it has on its disk. Nobody begins it provisionally: others may still come up with more.
+Each daemon that comes up again, or has no base of it any more (J3), tells the others which generation of the job it
+entered last. The newest of these decides: the job begins again when more than half of its electorate are there, or half
+with the lowest rank, each device for itself and whatever it has on its disk. Nobody begins it provisionally: others may
+still come up with more.
 
 Pure: inputs change the machine, `due` says when this device is to propose the generation in which the job goes on.
 """
@@ -41,6 +42,10 @@ class Revival:
     def entered(self) -> Generation:
         """That this device was in last."""
         return self._told[self._me][1]
+
+    def counts(self, device: str) -> bool:
+        """Whether the device is known to have lost the job."""
+        return device in self._told
 
     def told(self, member: Member, entered: Generation, now_s: float) -> str | None:
         """A linked device has lost the job, too. Returns what is wrong with what it tells, or None."""
@@ -132,9 +137,9 @@ class Revival:
         counted = newest.counted or newest.ranks
         missing = [newest.members[rank].name for rank in counted if rank not in here]
         if self._enough_since_s is not None:
-            return "the start from its newest checkpoint, for all of its daemons had ended"
+            return "the start from its newest checkpoint, for all of its devices had lost its state"
         return (
-            f"{' or '.join(missing)}, for all of its daemons had ended, and of the {len(counted)} laptops that decide "
+            f"{' or '.join(missing)}, for all of its devices have lost its state, and of the {len(counted)} laptops that decide "
             f"{len(counted) - len(missing)} are here; to go on without: meshtrain submit --resume {newest.job}"
         )
 

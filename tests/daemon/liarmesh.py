@@ -174,9 +174,9 @@ class Peer:
             entered=nothing, round_complete=nothing, forget=nothing, newest=None, newest_round=lambda: None
         )
         keeper = SimpleNamespace(
-            begin_learner=nothing, end_learner=nothing, learner_comes=True, generation_changed=self._changed,
-            fail=self.failed.append, why_none_learns=lambda: "nobody learns", turned_away=self.failed.append,
-            preparation=nothing,
+            begin_learner=nothing, end_learner=nothing, learner_comes=True, learner_failed=False, lie_down=nothing,
+            generation_changed=self._changed, fail=self.failed.append, why_none_learns=lambda: "nobody learns",
+            turned_away=self.failed.append, preparation=nothing,
         )  # fmt: skip
         maker = RoundsFactory(self.job, connections, 0.001, Timeouts(patience_s=PATIENCE_S).stall_s)
         maker.memory.make(MemoryLayout.for_bound(PLAN.total_values, mesh.spec.sync.staleness))

@@ -248,6 +248,14 @@ class LearnerProcesses:
     def fail(self, reason: str) -> None:
         self._world.fail(reason)
 
+    @property
+    def learner_failed(self) -> bool:
+        return self._given_up
+
+    def lie_down(self) -> None:
+        """It begins again from what lies on disks, of which the clusters know nothing."""
+        self._world.fail("no base is left anywhere")
+
     def why_none_learns(self) -> str:
         return "no peer can run the script any more"
 

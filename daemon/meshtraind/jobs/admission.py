@@ -50,11 +50,13 @@ RETURN_RETRY_S = 1.0
 EXPIRY_POLL_S = 0.1
 RETURNS_WITHIN_S = 30.0  # members that live are linked by then; until then a job that ran here is not called lost
 
+LAID_DOWN = "no device had its state any more; it begins again from what was saved"
+
 OnFileProgress = Callable[[int, int], None]
 
 
 UNSTARTED = {  # what an end means for a device that does not take part yet, or not again
-    "succeeded": JobEvent.DAEMON_DIED,
+    "succeeded": JobEvent.LOSE,
     "failed": JobEvent.FAIL,
     "cancelled": JobEvent.CANCEL,
 }
@@ -171,11 +173,25 @@ class Admission:
             case EntryMode.REJOIN:  # its results and checkpoints of before stay
                 await asyncio.to_thread(clean_up, *place, succeeded=False)
             case EntryMode.REVIVAL:
-                await self._lay_down(job)
+                await self._put_back(job)
             case _:
                 await asyncio.to_thread(discard, *place)
 
-    async def _lay_down(self, job: Job) -> None:
+    async def _await_close(self, job: Job) -> None:
+        """Lets a job begin again of which no base is left on any device (J5), when its session has closed."""
+        session, id_ = self._registry.session(job.spec.job), job.spec.job
+        if session is None:
+            return
+        await session.closed.wait()
+        if not job.lies_down or self._registry.closing:
+            return
+        await asyncio.to_thread(remove_inputs, job.folder)
+        job.advance(JobEvent.LOSE, LAID_DOWN)
+        self._registry.drop(job)
+        self._left[id_] = job.file
+        self.revivals.add(id_, job.file)
+
+    async def _put_back(self, job: Job) -> None:
         """Puts a job that did not begin again back where it was, on the list of those that wait for their devices;
         unless somebody has ended it meanwhile."""
         id_ = job.spec.job
@@ -497,6 +513,7 @@ class Admission:
             others = {rank: self._node.links.get(member.device) for rank, member in generation.live.items()}
             links = {rank: link.connection for rank, link in others.items() if link is not None}
             self._registry.start(job, generation, links)
+            self._tasks.spawn(self._await_close(job), f"whether {id_} lies down")
 
     # Returning to a job that others have gone on with
 
@@ -507,6 +524,7 @@ class Admission:
             self._joining.discard(job.spec.job)
         if job.state is JobState.READY:
             await self._registry.come_back(job, device, where)
+            await self._await_close(job)
 
     def left_behind(self, device: str, where: Where) -> None:
         """A member tells of a job that ran here when this daemon stopped, or that others have finished with."""

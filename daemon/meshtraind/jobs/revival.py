@@ -1,4 +1,4 @@
-"""Jobs that ran here when this daemon ended, and that nobody has gone on with: begun again from their checkpoints (J5).
+"""Jobs that all of their devices have lost, by a power cut or with the last base: begun again from checkpoints (J5).
 
 When, and by whom, says `meshwire.revival`. They keep their ids: who comes up later returns to them as to any
 job that goes on.
@@ -49,27 +49,35 @@ class Beginner(Protocol):
 
 
 class Revivals:
-    """The jobs that this daemon had when it ended, that nobody has gone on with, and that it may begin again.
+    """The jobs that this device had, that nobody has gone on with, and that it may begin again.
 
     Args:
-        left: by id; those that name no generation were left by a person's word, or by an earlier meshtraind.
+        left: when this daemon ended, by id; those that name no generation were left by a person's word, or by an
+            earlier meshtraind.
     """
 
     def __init__(self, node: Node, left: Mapping[str, JobFile]) -> None:
         self._node = node
         self._why_not: dict[str, str] = {}  # what came of the last try
-        self._machines = {
-            id_: Revival(node.member, file.generation, Timeouts(patience_s=node.patience_s))
-            for id_, file in left.items()
-            if file.generation is not None
-            and rank_of(file.generation, node.device) is not None
-            and _is_lost(node.history, id_)
-        }
+        self._machines: dict[str, Revival] = {}
+        self._added = asyncio.Event()
+        for id_, file in left.items():
+            if _is_lost(node.history, id_):
+                self.add(id_, file)
 
     def start(self, tasks: TaskSet, beginner: Beginner) -> None:
         """Starts to begin them again, each as soon as enough of its devices are there."""
-        if self._machines:
-            tasks.spawn(self._run(beginner), "begin lost jobs again")
+        tasks.spawn(self._run(beginner), "begin lost jobs again")
+
+    def add(self, job: str, file: JobFile) -> None:
+        """Puts a job on the list, if this device was in it, and tells the others that it has lost it."""
+        if file.generation is None or rank_of(file.generation, self._node.device) is None:
+            return
+        self._machines[job] = Revival(self._node.member, file.generation, Timeouts(patience_s=self._node.patience_s))
+        self._added.set()
+        for member in file.generation.members:
+            if member.device in self._node.links:
+                self._tell(member.device, job)
 
     def waits(self, job: str) -> bool:
         """Whether the job is one of them."""
@@ -100,8 +108,11 @@ class Revivals:
         """Tells a newly linked device of the jobs that both have lost."""
         for job, machine in self._machines.items():
             if rank_of(machine.entered, device) is not None:
-                remains = Remains(job=job, generation=machine.entered)
-                self._node.links[device].connection.notify(remains, job=job_number(job))
+                self._tell(device, job)
+
+    def _tell(self, device: str, job: str) -> None:
+        remains = Remains(job=job, generation=self._machines[job].entered)
+        self._node.links[device].connection.notify(remains, job=job_number(job))
 
     def link_lost(self, device: str) -> None:
         """Counts no more on a device whose link has ended."""
@@ -119,11 +130,18 @@ class Revivals:
         if machine is None or link is None:
             return None
         member = Member(device=device, incarnation=link.hello.incarnation, name=link.hello.name)
-        return machine.told(member, body.generation, asyncio.get_running_loop().time())
+        news = not machine.counts(device)
+        wrong = machine.told(member, body.generation, asyncio.get_running_loop().time())
+        if news and wrong is None:  # when it was told last it may have had the job still
+            self._tell(device, body.job)
+        return wrong
 
     async def _run(self, beginner: Beginner) -> None:
         loop = asyncio.get_running_loop()
-        while self._machines:
+        while True:
+            if not self._machines:
+                self._added.clear()
+                await self._added.wait()
             for job, machine in list(self._machines.items()):
                 generation = machine.due(loop.time())
                 if generation is not None and not beginner.is_under_way(job):
@@ -135,7 +153,7 @@ class Revivals:
         again."""
         job = generation.job
         names = ", ".join(member.name for member in generation.live.values())
-        log.info("job %s: all of its daemons had ended; it begins again on %s", job, names)
+        log.info("job %s: all of its devices had lost it; it begins again on %s", job, names)
         by = None
         try:
             await beginner.begin_again(generation)

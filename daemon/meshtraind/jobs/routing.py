@@ -31,7 +31,7 @@ from meshwire.messages.generation import (
     Where,
     Wish,
 )
-from meshwire.messages.job import Commit, End, FilesProgress, RankReport, Remains
+from meshwire.messages.job import Commit, End, FilesProgress, Generation, RankReport, Remains
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +79,7 @@ class JobRouter:
                 not job.ended
                 and self.registry.session(job.spec.job) is None
                 and job.entry_mode is not EntryMode.REVIVAL
+                and not job.lies_down
             ):
                 job.advance(JobEvent.FAIL, reason)
         await asyncio.gather(*(session.close() for session in sessions))
@@ -147,9 +148,19 @@ class JobRouter:
                 self.registry.tell_end(device, job)
         elif self.admission.revivals.waits(body.job):
             return self.admission.revivals.told(device, body)
+        elif (session := self.registry.session(body.job)) is not None:
+            self._member_lies_down(session, device, body.generation)
         elif job is None:
             self._tell_end_of_before(device, body.job)
         return None
+
+    def _member_lies_down(self, session: JobSession, device: str, generation: Generation) -> None:
+        """A member that is in the job in its incarnation of now has laid it down. (A daemon that was started again
+        tells of the generation that its former life was in: it is told where the others are.)"""
+        link, rank = self._node.links.get(device), session.job.rank_of(device)
+        lives = {(member.device, member.incarnation) for member in generation.live.values()}
+        if link is not None and rank is not None and (device, link.hello.incarnation) in lives:
+            session.member_lies_down(rank)
 
     def _tell_end_of_before(self, device: str, id_: str) -> None:
         try:

@@ -75,6 +75,7 @@ class LearnerSupervisor:
         restarts: after errors of the script's own, since they were earned again.
         given_up: no other is started, unless this device is taken in anew.
         error: of the process that has ended last, if its script ended by one.
+        failed: the process that has ended last did so by an error of the script's own.
         hopeless: the script ends by the same error whenever it is started.
         starts: of processes, after failures and for other reasons.
         run: of processes that follow each other; whoever raises it ends the one before.
@@ -91,6 +92,7 @@ class LearnerSupervisor:
         self._rounds_before = 0
         self._failure: ScriptFailure | None = None
         self.error: ScriptError | None = None
+        self.failed = False
         self.hopeless = False
         self.restarts = 0
         self._kills = 0
@@ -156,6 +158,7 @@ class LearnerSupervisor:
             failure = ScriptFailure(self.error, steps, round_)
             self.hopeless = failure.comes_again(self._failure)
             self._failure = failure
+        self.failed = code > 0
         ending = after_exit(code, self.restarts, hopeless=self.hopeless)
         self.given_up = ending is Ending.FORWARD
         if code > 0:

@@ -144,8 +144,9 @@ class MembershipStory:
                     yield f"is in no generation any more: {reason}"
                 case TurnedAway(reason):
                     yield f"is turned away: {reason}"
-                case NobodyLearns():
-                    yield "gives up: no learner is left that could compute"
+                case NobodyLearns(_, failed):
+                    after = "scripts have failed" if failed else "it begins again from what lies on disks"
+                    yield f"gives up: nothing is left that a learner could compute with; {after}"
                 case MessageIgnored(device, text):
                     yield f"ignores a message of {self._name(device)}, which is no member: {text}"
                 case Shunned(device, reason, accuser):

@@ -209,8 +209,8 @@ class Host(Protocol):
     def turned_away(self, reason: str) -> None:
         """This device wanted to join, and there is no room any more."""
 
-    def nobody_learns(self) -> None:
-        """No member's learner is left that could compute."""
+    def nobody_learns(self, *, failed: bool) -> None:
+        """No member has anything left that a learner could compute with. `failed`: by errors of the script."""
 
 
 class MembershipDriver(Generic[M]):
@@ -443,8 +443,8 @@ class MembershipDriver(Generic[M]):
                 self._leave_history(reason, kept)
             case TurnedAway(reason):
                 self._host.turned_away(reason)
-            case NobodyLearns():
-                self._host.nobody_learns()
+            case NobodyLearns(_, failed):
+                self._host.nobody_learns(failed=failed)
             case MessageIgnored(device, text):
                 link = self._node.links.get(device)
                 if link is not None:

@@ -63,8 +63,15 @@ class LearnerKeeper(Protocol):
     def generation_changed(self) -> None:
         """Another generation was entered."""
 
+    @property
+    def learner_failed(self) -> bool:
+        """Whether the last process ended by an error of the script's own."""
+
     def fail(self, reason: str) -> None:
         """Ends the job with a reason."""
+
+    def lie_down(self) -> None:
+        """No base of the job is left on any device: it begins again from what lies on their disks (J5)."""
 
     def why_none_learns(self) -> str:
         """Why learners have failed, as far as is known."""
@@ -387,12 +394,13 @@ class MembershipHost(Generic[C]):
 
     def holding(self) -> Holding:
         """What there is here to go on from where no learner computes (J3)."""
-        rounds, comes = self.rounds, self._keeper.learner_comes
+        rounds, comes, failed = self.rounds, self._keeper.learner_comes, self._keeper.learner_failed
         if self._founding is not None:
             before = self._founding.standing().complete
-            return Holding(loads_after=0 if comes else None, saved=self._beginning.way_back(before))
+            saved = self._beginning.way_back(before)
+            return Holding(loads_after=0 if comes else None, saved=saved, failed=failed)
         if rounds is None:
-            return Holding(loads_after=0 if comes else None)
+            return Holding(loads_after=0 if comes else None, failed=failed)
         newest = self._checkpointing.newest
         saved = None if newest is None else (newest.round, bytes.fromhex(newest.manifest.chain))
         return Holding(
@@ -400,6 +408,7 @@ class MembershipHost(Generic[C]):
             loads_after=rounds.learner.loads_after if comes else None,
             state=self._donor.newest_round(),
             saved=saved or self._beginning.way_back(rounds.complete),
+            failed=failed,
         )
 
     def saved_beginning(self, enter: Enter) -> Beginning:
@@ -573,9 +582,12 @@ class MembershipHost(Generic[C]):
         refused = self.generations is not None and self.generations.refuses(self._job.members[rank].device)
         return rank not in self._refusing and not refused
 
-    def nobody_learns(self) -> None:
-        """No learner is left anywhere that holds the base."""
-        self._keeper.fail(self._keeper.why_none_learns())
+    def nobody_learns(self, *, failed: bool) -> None:
+        """No learner is left anywhere that holds the base. `failed`: by errors of the script."""
+        if failed:
+            self._keeper.fail(self._keeper.why_none_learns())
+        else:
+            self._keeper.lie_down()
 
     def _drop_rounds(self) -> None:
         self._job.hashes.forget()

@@ -82,6 +82,7 @@ class JobSession:
         self._dropping_out = False  # after an internal error
         self._over: set[int] = set()  # ranks that say that the job has succeeded
         self._failed_elsewhere: dict[int, str] = {}  # ranks whose daemons have given the job up, and why
+        self._lying: set[int] = set()  # ranks whose daemons have laid it down
         self._why_ended: str | None = None  # where it was this daemon that ended the learner
         self._learners = LearnerSupervisor(node, job, threads)
         self._agreement = Agreement(job, self._send)
@@ -211,6 +212,11 @@ class JobSession:
         memory = self.maker.memory
         return Preparation(self.job, self._links, memory, self._agreement, self._node.blobs)
 
+    @property
+    def learner_failed(self) -> bool:
+        """Whether the last process ended by an error of the script's own."""
+        return self._learners.failed
+
     def begin_learner(self) -> None:
         """Starts a process, and ends the one that runs."""
         if self._learners.hopeless:
@@ -235,6 +241,8 @@ class JobSession:
 
     def generation_changed(self) -> None:
         """Hears that another generation was entered."""
+        if self.job.generation is not None:
+            self._lying.difference_update(self.job.generation.ranks)
         self.tell_report()
         self._check_all_done()
 
@@ -254,6 +262,28 @@ class JobSession:
         self._agreement.wake()
         self.learner.stop(reason)
         self._tasks.spawn(self._stop(now), "stop")
+
+    def lie_down(self) -> None:
+        """Ends the session, and not the job: no base of it is left on any device, as after a power cut, and it begins
+        again from what lies on their disks (J5)."""
+        if self.job.ending:
+            return
+        log.warning("job %s: no device has its state any more: it begins again from what was saved", self.job.spec.job)
+        self.job.lies_down = True
+        self.job.remember()
+        self._agreement.wake()
+        self.learner.stop("the job begins again")
+        self._tasks.spawn(self.close(), "lie down")
+
+    def member_lies_down(self, rank: int) -> None:
+        """Hears that a member has laid the job down: it brings nothing any more, and nobody takes this device in where
+        no other goes on."""
+        if self.job.ending or rank in self._lying:
+            return
+        self._lying.add(rank)
+        self.passage.goes(rank)
+        self._check_abandoned()
+        self._tasks.spawn(self._check_over_later(), "hear whether others go on")
 
     def member_reported(self) -> None:
         """Looks whether all are done, for a member has told how it stands."""
@@ -297,13 +327,17 @@ class JobSession:
 
     def _check_abandoned(self) -> None:
         """Ends the part of a device that asks in where nobody could take it in: each of the others, which are linked,
-        has given the job up or asks in itself."""
+        has given the job up or asks in itself. Where one has laid it down, this device does, too, unless somebody tells
+        that it goes on: it has nothing to lose by that."""
         job, generations = self.job, self.passage.generations
-        if job.ending or not self._failed_elsewhere or generations is None or not self.passage.is_out:
+        over = self._failed_elsewhere.keys() | self._lying
+        if job.ending or not over or generations is None or not self.passage.is_out:
             return
-        ask_in = self._node.links.keys() - generations.elsewhere
-        left = {rank for rank, member in enumerate(job.members) if member.device not in ask_in}
-        if not left - {job.rank} - self._failed_elsewhere.keys():
+        ranks = {rank: member.device for rank, member in enumerate(job.members) if rank not in {job.rank, *over}}
+        elsewhere = self._node.links.keys() & generations.elsewhere
+        if self._lying and not elsewhere & {*ranks.values()}:
+            self.lie_down()
+        elif not {device for device in ranks.values() if device in elsewhere or device not in self._node.links}:
             self.end("failed", next(iter(self._failed_elsewhere.values())), now=True, tell=False)
 
     def _succeed(self) -> None:

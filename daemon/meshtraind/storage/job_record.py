@@ -113,7 +113,7 @@ class EntryMode(Enum):
     FOUNDER = "with all others, at its start"
     REJOIN = "it was in it before"
     LATE_JOIN = "others have begun it"
-    REVIVAL = "with others that it was in it with, when all of their daemons had ended"
+    REVIVAL = "with others that it was in it with, when all of them had lost it"
 
 
 class JobRecords(Protocol):
@@ -170,6 +170,7 @@ class Job:
         self.not_joining: tuple[tuple[str, str], ...] = ()  # names of linked devices that could join, and why not
         self.expired_at_s: float | None = None  # when its results here were deleted, Unix time
         self.left = False  # by a person's word; the others go on, and hear no end from here
+        self.lies_down = False  # no base of it is left: what runs of it is being stopped, and it is to begin again
         self._out = False  # of all generations, since the one entered last
         self._seen: set[int] = set()  # ranks that took part at some time
         self._returned: set[int] = set()
@@ -191,7 +192,7 @@ class Job:
     @property
     def ending(self) -> bool:
         """Has ended, or what runs of it is being stopped."""
-        return self.ended or self.state in (JobState.CANCELLING, JobState.FAILING)
+        return self.ended or self.lies_down or self.state in (JobState.CANCELLING, JobState.FAILING)
 
     def advance(self, event: JobEvent, error: str | None = None) -> None:
         """Moves through the life cycle; the first error is the one that is kept."""
@@ -233,12 +234,16 @@ class Job:
         for round_, odd in self.hashes.expect(generation.learning).items():
             self.on_odd(round_, odd)
 
+    @property
+    def file(self) -> JobFile:
+        """What a daemon needs to go on with it."""
+        began_s = self.started_at_s or time.time()
+        return JobFile(spec=self.spec, members=self.members, started_at_s=began_s, generation=self._entered)
+
     def remember(self) -> None:
         """Writes down what this daemon needs to go on with it when it is started again."""
-        began_s = self.started_at_s or time.time()
-        file = JobFile(spec=self.spec, members=self.members, started_at_s=began_s, generation=self._entered)
         try:
-            file.save(self.folder)
+            self.file.save(self.folder)
         except OSError as error:
             log.warning("job %s: a restarted meshtraind could not return to it: %s", self.spec.job, error)
 

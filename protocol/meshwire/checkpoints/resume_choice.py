@@ -11,7 +11,7 @@ from meshwire.messages.generation import Standing
 class WayOn:
     """As in `Enter`. `source`: whose saved state all go back to, if they do."""
 
-    way: Literal["on", "back", "wait", "none"]
+    way: Literal["on", "back", "wait", "lost", "failed"]
     source: int | None = None
 
 
@@ -21,7 +21,7 @@ def way_on(standings: Mapping[int, Standing], cut: int, reload: Collection[int])
     Nothing is given up where a member's learner holds the base or will find it in memory, or can load a state that
     another has: others load it from there (J1). Else all go back to the newest checkpoint of a member whose history is
     kept, as long as a learner is left that could load it; of several the lowest rank's. Where there is none, they wait
-    for somebody else who has a base.
+    for somebody else who has a base. Without a learner that is to come the job has failed.
     """
     holdings = {rank: held.holding for rank, held in standings.items() if rank not in reload}
     states = [held.state for held in holdings.values() if held.state is not None and held.state <= cut]
@@ -31,5 +31,5 @@ def way_on(standings: Mapping[int, Standing], cut: int, reload: Collection[int])
     saved = {rank: held.saved[0] for rank, held in holdings.items() if held.saved is not None and held.saved[0] <= cut}
     runs = any(held.holding.loads_after is not None for held in standings.values())
     if not runs or not saved:
-        return WayOn("wait" if runs else "none")
+        return WayOn("wait" if runs else "failed")
     return WayOn("back", max(saved, key=lambda rank: (saved[rank], -rank)))

@@ -24,7 +24,7 @@ class JobState(StrEnum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
-    LOST = "lost"  # the daemon ended while the job was on it
+    LOST = "lost"  # it may begin again (J5): the daemon ended while the job was on it, or no base of it was left
 
 
 class JobEvent(StrEnum):
@@ -37,14 +37,14 @@ class JobEvent(StrEnum):
     FAIL = "fail"  # here or at any member
     CANCEL = "cancel"
     STOPPED = "stopped"  # nothing of a failing or cancelled job runs here any more
-    DAEMON_DIED = "daemon died"  # found at the next start
+    LOSE = "lose"  # its daemon died, which is found at the next start; or no base of it is left on any device
 
 
 _S, _E = JobState, JobEvent
 
 # Before a learner exists there is nothing to stop: failure and cancellation end the job at once.
-_WAITING = {_E.FAIL: _S.FAILED, _E.CANCEL: _S.CANCELLED, _E.DAEMON_DIED: _S.LOST}
-_STARTED = {_E.FAIL: _S.FAILING, _E.CANCEL: _S.CANCELLING, _E.DAEMON_DIED: _S.LOST}
+_WAITING = {_E.FAIL: _S.FAILED, _E.CANCEL: _S.CANCELLED, _E.LOSE: _S.LOST}
+_STARTED = {_E.FAIL: _S.FAILING, _E.CANCEL: _S.CANCELLING, _E.LOSE: _S.LOST}
 # While stopping, the first cause stands: members' news of the same end cross on the way and change nothing.
 _CROSSING = (_E.LEARNER_STARTED, _E.LEARNER_DONE, _E.ALL_DONE, _E.FAIL, _E.CANCEL)
 
@@ -61,12 +61,12 @@ TRANSITIONS: MappingProxyType[JobState, MappingProxyType[JobEvent, JobState]] = 
             _S.CANCELLING: {
                 **dict.fromkeys(_CROSSING, _S.CANCELLING),
                 _E.STOPPED: _S.CANCELLED,
-                _E.DAEMON_DIED: _S.LOST,
+                _E.LOSE: _S.LOST,
             },
             _S.FAILING: {
                 **dict.fromkeys(_CROSSING, _S.FAILING),
                 _E.STOPPED: _S.FAILED,
-                _E.DAEMON_DIED: _S.LOST,
+                _E.LOSE: _S.LOST,
             },
             _S.SUCCEEDED: {},
             _S.FAILED: {},

@@ -85,9 +85,13 @@ class TurnedAway:
 
 @dataclass(frozen=True, slots=True)
 class NobodyLearns:
-    """In the generation that was entered no learner computes, and nothing is left that one could load (J3)."""
+    """In the generation that was entered no learner computes, and nothing is left that one could load (J3).
+
+    `failed`: by errors of the script, which end the job. Else all begin again from what lies on their disks (J5).
+    """
 
     generation: Generation
+    failed: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,10 +119,11 @@ def enter_message(
     if way.way == "back" and generation.provisional and founded:
         way = WayOn("wait")  # somebody who is silent may have the base, with all that was committed
     if way.way == "wait" and not (founded and awaited):
-        # Nobody has what these lack. (Before the job has begun nobody who is elsewhere has it either.)
-        way = WayOn("none")
+        # Nobody has what these lack. (Before the job has begun nobody who is elsewhere has it either.) Where it was
+        # lost by an error of the script, that would come again.
+        way = WayOn("failed" if any(held.holding.failed for held in standings.values()) else "lost")
     bases = {rank for rank in kept.reload if standings[rank].generation is not None and standings[rank].holding.base}
-    if way.way == "none" and bases:  # no base is given up for none (G4)
+    if way.way in ("lost", "failed") and bases:  # no base is given up for none (G4)
         way, kept = WayOn("on"), keep({rank: _alone(held, rank in bases) for rank, held in standings.items()}, proposer)
     if generation.learning:
         way = WayOn("on")  # while a learner computes, the rounds go on; else it depends on what is left to load (J3)

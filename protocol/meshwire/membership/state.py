@@ -386,8 +386,8 @@ class MembershipState:
         self.requests.settle(self._promised_at_s)
         self.own_request.follow(self._committed.counted, computes=self.rank in self._committed.learning)
         self.effects.append(EnterGeneration(generation, self._committed))
-        if self._committed.way == "none":
-            self.effects.append(NobodyLearns(generation))
+        if self._committed.way in ("lost", "failed"):
+            self.effects.append(NobodyLearns(generation, failed=self._committed.way == "failed"))
         self.send_members(Entered(job=self.job, generation=generation.hash64()))
         live = {member.device for member in generation.live.values()}
         for device in sorted({member.device for member in generation.members} | self._told_where):

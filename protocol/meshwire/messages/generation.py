@@ -43,6 +43,7 @@ class Holding(Wire):
     # runs there, or will be started
     state: RoundCount | None = None  # the newest round of after which it has a state to give
     saved: tuple[RoundCount, Chain] | None = None  # of its newest checkpoint: round, and h of that round
+    failed: bool = False  # the last process of its script has ended by an error of its own
 
 
 class Standing(Wire):
@@ -106,8 +107,9 @@ class Enter(Wire):
     learning: Annotated[tuple[Rank, ...], Field(max_length=limits.MEMBERS_MAX)] = ()
     founded: bool = True  # one of them knows that all learners have their start state (G9)
     # J3, where no learner computes: the rounds go on; all go back to the state that the source has saved, which is that
-    # of the cut; there is nothing here to go on from, but somebody else may have it; or there is nothing
-    way: Literal["on", "back", "wait", "none"] = "on"
+    # of the cut; there is nothing here to go on from, but somebody else may have it; nobody has, and all begin again
+    # from what lies on their disks (J5); or scripts have failed, and the job with them
+    way: Literal["on", "back", "wait", "lost", "failed"] = "on"
 
 
 @message("generation.entered")

@@ -40,6 +40,7 @@ from meshwire.messages.job import (
     Member,
     Offer,
     Prepare,
+    Remains,
     ResumePoint,
 )
 from meshwire.messages.local import Cancel
@@ -233,6 +234,73 @@ async def test_a_job_of_which_nothing_was_saved_begins_from_its_start_when_all_a
         assert (daemon.folder / "src" / "train.py").exists()
         (lost,) = job.given_up
         assert (lost.first, lost.last, lost.made_by) == (1, 77, (0, 1, 2))
+
+
+def run_sessions(daemon: Daemon) -> tuple[list[Any], list[int]]:
+    """Jobs that begin here have a session. Returns the sessions, and the ranks that they hear lie down."""
+    sessions: list[Any] = []
+    lying: list[int] = []
+
+    def began(job: Job, generation: Generation, links: object) -> None:
+        daemon._began(job, generation, links)
+        job.take(generation)
+        sessions.append(SimpleNamespace(job=job, closed=asyncio.Event(), member_lies_down=lying.append, guests=()))
+        daemon.jobs.registry._sessions[JOB] = sessions[-1]
+
+    cast(Any, daemon.jobs.registry).start = began
+    return sessions, lying
+
+
+def lie_down(daemon: Daemon, session: Any) -> None:
+    session.job.lies_down = True
+    del daemon.jobs.registry._sessions[JOB]
+    session.closed.set()
+
+
+@pytest.mark.asyncio
+async def test_daemons_that_have_no_base_any_more_begin_the_job_again_as_after_a_power_cut(mesh: list[Daemon]) -> None:
+    """J3, J5: each when all have lain down, in whichever order; a person who watches sees no end."""
+    for daemon in mesh:
+        daemon.was_in()
+    come_up(mesh[:2])
+    first, _ = run_sessions(mesh[0])
+    second, heard = run_sessions(mesh[1])
+    await until(lambda: first and second)
+    lie_down(mesh[0], first[0])
+    await until(lambda: heard == [0])
+    assert mesh[0].waits
+    (shown,) = mesh[0].questions.summaries("")
+    assert (shown.state, shown.ended_at_s, shown.error) == (JobState.READY, None, None)
+    assert (shown.waiting_for or "").startswith(f"{MEMBERS[1].name}, for ")
+    assert mesh[0].state is JobState.LOST
+    assert not (mesh[0].folder / "src").exists()
+    lie_down(mesh[1], second[0])
+    await until(lambda: len(first) == len(second) == 2)
+    for daemon in mesh[:2]:
+        (_, (job, generation)) = daemon.began
+        assert (generation.number, generation.root, generation.ranks) == (3, 3, (0, 1))
+        assert job.spec.resume is not None
+        assert job.spec.resume.round == 40
+        assert not daemon.waits
+
+
+@pytest.mark.asyncio
+async def test_a_daemon_that_was_started_again_is_not_taken_for_one_that_lies_down(mesh: list[Daemon]) -> None:
+    """J5: what it tells of is what its former life was in; those that have the job go on with it."""
+    for daemon in mesh:
+        daemon.was_in()
+    come_up(mesh[:2])
+    sessions, heard = run_sessions(mesh[0])
+    await until(lambda: sessions)
+    remains = Remains(job=JOB, generation=mesh[0].began[0][1])
+    header = Header(kind=Kind.CONTROL, payload_bytes=0)
+    mesh[0].links[mesh[1].device].hello.incarnation += 1
+    assert mesh[0].jobs.notice(mesh[1].device, header, remains) is None
+    assert heard == []
+    mesh[0].links[mesh[1].device].hello.incarnation -= 1
+    assert mesh[0].jobs.notice(mesh[1].device, header, remains) is None
+    assert heard == [1]
+    mesh[0].jobs.registry._sessions.clear()
 
 
 @pytest.mark.asyncio

@@ -118,3 +118,21 @@ def test_all_scripts_are_killed_before_they_have_loaded_and_the_power_is_cut_onc
             summary = jobs.ended(daemon, job.id)
             assert (summary.state, summary.replicas_equal) == ("succeeded", True), summary.error
         assert all(record.missing == 0 for record in job.records()), "X1"
+
+
+def test_a_job_of_which_no_base_is_left_anywhere_begins_again(tmp_path: Path) -> None:
+    """J3, J5: with periods a base lies in the learners alone. All are killed before the first checkpoint: the job
+    begins from its start, as after a power cut, under its id."""
+    with ChaosMesh(2, patience_s=2.0) as mesh:
+        anna, bert = mesh.daemons.values()
+        job = chaosjob.ChaosJob(mesh, tmp_path, samples=240, batch=8, counts=False, step_s=0.005, sync="local:2")
+        jobs.wait_for(anna, job.id, lambda seen: seen.rounds > 20, "rounds")
+        for daemon in (anna, bert):
+            assert daemon.kill_learner()
+        starts = "nothing of it was saved: it begins from its start"
+        until(mesh, lambda: any(starts in one.log_path.read_text() for one in (anna, bert)), "the job to begin again")
+        jobs.wait_for(anna, job.id, lambda seen: seen.state == "running" and seen.rounds > 20, "rounds")
+        job.finish()
+        for daemon in (anna, bert):
+            summary = jobs.ended(daemon, job.id)
+            assert (summary.state, summary.replicas_equal) == ("succeeded", True), summary.error

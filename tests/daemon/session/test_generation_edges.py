@@ -922,7 +922,7 @@ class Bereaved:
         passage._beginning = JobBeginning(cast(Any, passage._job))
         passage._maker = SimpleNamespace(manifest=MANIFEST, memory=SimpleNamespace(kept=self))
         passage._place = SimpleNamespace(states=None)
-        passage._keeper = SimpleNamespace(learner_comes=comes)
+        passage._keeper = SimpleNamespace(learner_comes=comes, learner_failed=False)
         passage.generations = SimpleNamespace(
             wish=self.done.append,
             look_again=lambda: self.done.append("look again"),

@@ -83,6 +83,7 @@ class Hearer:
         self.did: list[str] = []
         self._over: set[int] = set()
         self._failed_elsewhere: dict[int, str] = {}
+        self._lying: set[int] = set()
         members = tuple(SimpleNamespace(device=f"{rank + 1:064x}") for rank in range(4))
         self.job = SimpleNamespace(
             ending=False,
@@ -105,6 +106,9 @@ class Hearer:
     def end(self, outcome: str, _reason: str, *, now: bool, tell: bool) -> None:
         self.did.append(outcome)
 
+    def lie_down(self) -> None:
+        self.did.append("lies down")
+
     def _succeed(self) -> None:
         self.did.append("succeeded")
 
@@ -116,6 +120,9 @@ class Hearer:
 
     async def _check_over_later(self) -> None:
         pass
+
+    def hears_of_no_base(self, rank: int) -> None:
+        JobSession.member_lies_down(cast(Any, self), rank)
 
     def hears(self, rank: int, outcome: Any) -> list[str]:
         JobSession.member_ended(cast(Any, self), rank, End(job=JOB, outcome=outcome, reason="so", now=False))
@@ -146,6 +153,22 @@ def test_who_asks_in_ends_where_nobody_is_left_that_could_take_it_in() -> None:
     asks._node.links[gone] = None
     asks._check_abandoned()
     assert asks.did == ["without 1", "failed"]
+
+
+def test_who_asks_in_lies_down_with_those_that_have_no_base_any_more() -> None:
+    """J3, J5: it has nothing, and may have a checkpoint on its disk; unless one says that it goes on. A member goes on
+    without who has lain down."""
+    asks = Hearer(learning=(), out=True)
+    asks.passage.generations.elsewhere = frozenset({f"{2:064x}", f"{3:064x}"})
+    asks.hears_of_no_base(1)
+    assert asks.did == ["without 1"], "rank 2 goes on"
+    del asks._node.links[f"{4:064x}"]  # whoever goes on elsewhere will say so when there is a link
+    asks.hears_of_no_base(2)
+    assert asks.did == ["without 1", "without 2", "lies down"]
+    member = Hearer(learning=(0, 1))
+    member.hears_of_no_base(1)
+    member.hears_of_no_base(1)
+    assert member.did == ["without 1"]
 
 
 def test_success_is_what_all_that_count_say_of_themselves() -> None:

@@ -452,6 +452,7 @@ async def test_a_script_that_is_started_again_and_fails_otherwise_is_told_with_i
         session._learners.error = error
         assert session._goes_on_after(code), "it is started again"
         told.append(session.why_none_learns())
+        assert session.learner_failed == (code > 0)
     assert died == [False, True, False]
     killed = "rank 1 (bert): the script was killed by signal 9 (SIGKILL); Linux does that when memory runs out"
     assert told[0] == killed

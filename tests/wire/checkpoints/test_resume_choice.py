@@ -38,7 +38,7 @@ NOTHING = Holding()
         ((OLDER, LOADS, SAVED), WayOn("back", 2)),  # the newest
         ((LOADS, SAVED, SAVED), WayOn("back", 1)),  # the lower rank's
         ((LOADS, FORWARDS), WayOn("back", 1)),  # from a disk, for whoever has a learner
-        ((FORWARDS, NOTHING), WayOn("none")),  # no learner will ever load it
+        ((FORWARDS, NOTHING), WayOn("failed")),  # no learner will ever load it
         ((LOADS, DONOR), WayOn("wait")),  # a state without its deal of samples, and too old
         ((LOADS, LOADS, NOTHING), WayOn("wait")),  # for somebody who is not here
     ],
@@ -54,12 +54,23 @@ def test_a_state_of_another_history_is_none() -> None:
     assert way_on(standings, CUT, (1, 2)) == WayOn("wait")
 
 
-@pytest.mark.parametrize(("founded", "way"), [(True, "wait"), (False, "none")])
+@pytest.mark.parametrize(("founded", "way"), [(True, "wait"), (False, "lost")])
 def test_before_round_1_there_is_no_base_to_wait_for(founded: bool, way: str) -> None:
     """J3, G9: scripts that fail on all members before the job has begun end it, whoever left first."""
     standings = {rank: standing(LOADS).model_copy(update={"founded": founded}) for rank in (0, 1)}
     loading = generation(3, (0, 1)).model_copy(update={"learning": ()})
     assert enter_message(loading, standings, 0).way == way
+
+
+@pytest.mark.parametrize("failed", [None, 0, 1])
+def test_a_base_that_nobody_has_any_more_is_looked_for_on_disks(failed: int | None) -> None:
+    """J3, J5: unless it was lost by an error of the script, which would come again."""
+    holdings = [LOADS.model_copy(update={"failed": rank == failed}) for rank in (0, 1)]
+    standings = {rank: standing(holding) for rank, holding in enumerate(holdings)}
+    standings[1] = standings[1].model_copy(update={"generation": None})
+    rests = generation(3, (0, 1)).model_copy(update={"learning": ()})
+    assert enter_message(rests, standings, 0).way == "wait"
+    assert enter_message(rests, standings, 0, awaited=False).way == ("lost" if failed is None else "failed")
 
 
 @pytest.mark.parametrize("founded", [True, False])
@@ -77,7 +88,7 @@ def test_before_round_1_all_go_back_to_the_beginning(founded: bool, provisional:
     assert (enter.way, enter.cut, enter.chain, enter.reload, enter.founded) == ("back", 0, START, (0, 1), False)
     forwards = held.model_copy(update={"loads_after": None})
     given_up = {rank: one.model_copy(update={"holding": forwards}) for rank, one in standings.items()}
-    assert enter_message(rests, given_up, 0).way == "none", "a script that fails on all members ends the job"
+    assert enter_message(rests, given_up, 0).way == "failed", "a script that fails on all members ends the job"
 
 
 def test_where_a_learner_computes_nothing_is_given_up() -> None:

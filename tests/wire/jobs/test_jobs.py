@@ -53,7 +53,7 @@ def test_every_pair_is_a_transition_or_an_error_that_names_both() -> None:
 def test_a_job_can_always_fail_be_cancelled_or_be_lost_until_it_has_ended() -> None:
     """No state is a trap: each way out is there, and a stop takes one more event at most."""
     for state in set(JobState) - TERMINAL_STATES:
-        assert advance(state, JobEvent.DAEMON_DIED) is JobState.LOST
+        assert advance(state, JobEvent.LOSE) is JobState.LOST
         for event in (JobEvent.FAIL, JobEvent.CANCEL):
             stopping = advance(state, event)
             if stopping not in TERMINAL_STATES:
@@ -79,7 +79,7 @@ def test_the_first_cause_of_an_end_stands(state: JobState, crossing: list[JobEve
     """News that cross on the way cannot turn a cancelled job into a failed or a successful one."""
     stopping = advance(state, JobEvent.CANCEL)
     for event in crossing:
-        if event in TRANSITIONS[stopping] and event not in (JobEvent.STOPPED, JobEvent.DAEMON_DIED):
+        if event in TRANSITIONS[stopping] and event not in (JobEvent.STOPPED, JobEvent.LOSE):
             stopping = advance(stopping, event)
     assert advance(stopping, JobEvent.STOPPED) is JobState.CANCELLED
 

@@ -212,7 +212,7 @@ def proposes_alone(gone: bool) -> tuple[Membership, Generation, list[Effect]]:
 def test_no_job_ends_while_somebody_may_have_the_model(how: str) -> None:
     """J3: those that only load wait for who is silent, and say so; for a day at most."""
     one, proposed, effects = proposes_alone(how == "gone")
-    assert (NobodyLearns(proposed) in effects) == (how == "gone")
+    assert (NobodyLearns(proposed, failed=False) in effects) == (how == "gone")
     if how == "gone":
         return
     assert one.phase is MembershipPhase.RUNNING
@@ -230,7 +230,7 @@ def test_no_job_ends_while_somebody_may_have_the_model(how: str) -> None:
     promise = promise_of(again.generation, 1, holding=Holding(loads_after=4), number=2, history=votes, votes=(votes,))
     standing = promise.standing.model_copy(update={"generation": proposed.hash64()})
     promise = promise.model_copy(update={"standing": standing})
-    assert NobodyLearns(again.generation) in one.handle(MessageFrom(TWO, promise), at_s)
+    assert NobodyLearns(again.generation, failed=False) in one.handle(MessageFrom(TWO, promise), at_s)
 
 
 def test_who_has_loaded_the_base_goes_on_without_those_that_compute() -> None:

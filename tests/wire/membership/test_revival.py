@@ -123,7 +123,7 @@ def test_half_begins_only_with_the_lowest_rank_and_less_never() -> None:
     assert not mesh.begun
     text = mesh.up[1].waiting()
     assert text == (
-        "peer0, for all of its daemons had ended, and of the 2 laptops that decide 1 are here; "
+        "peer0, for all of its devices have lost its state, and of the 2 laptops that decide 1 are here; "
         f"to go on without: meshtrain submit --resume {JOB}"
     )
 
