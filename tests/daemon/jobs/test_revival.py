@@ -282,6 +282,7 @@ async def test_daemons_that_have_no_base_any_more_begin_the_job_again_as_after_a
         assert job.spec.resume is not None
         assert job.spec.resume.round == 40
         assert not daemon.waits
+        daemon.jobs.registry._sessions.clear()
 
 
 @pytest.mark.asyncio
