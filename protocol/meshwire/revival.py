@@ -140,7 +140,8 @@ class Revival:
             return "the start from its newest checkpoint, for all of its devices had lost its state"
         return (
             f"{' or '.join(missing)}, for all of its devices have lost its state, and of the {len(counted)} laptops "
-            f"that decide {len(counted) - len(missing)} are here; to go on without: meshtrain submit --resume {newest.job}"
+            f"that decide {len(counted) - len(missing)} are here; to go on without: meshtrain submit --resume "
+            f"{newest.job}"
         )
 
 

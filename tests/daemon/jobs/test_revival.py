@@ -258,23 +258,25 @@ def lie_down(daemon: Daemon, session: Any) -> None:
 
 
 @pytest.mark.asyncio
-async def test_daemons_that_have_no_base_any_more_begin_the_job_again_as_after_a_power_cut(mesh: list[Daemon]) -> None:
+@pytest.mark.parametrize("one", [0, 1])
+async def test_daemons_that_have_no_base_any_more_begin_the_job_again_as_after_a_power_cut(
+    mesh: list[Daemon], one: int
+) -> None:
     """J3, J5: each when all have lain down, in whichever order; a person who watches sees no end."""
     for daemon in mesh:
         daemon.was_in()
     come_up(mesh[:2])
-    first, _ = run_sessions(mesh[0])
-    second, heard = run_sessions(mesh[1])
+    (first, second), (_, heard) = zip(run_sessions(mesh[one]), run_sessions(mesh[1 - one]), strict=True)
     await until(lambda: first and second)
-    lie_down(mesh[0], first[0])
-    await until(lambda: heard == [0])
-    assert mesh[0].waits
-    (shown,) = mesh[0].questions.summaries("")
+    lie_down(mesh[one], first[0])
+    await until(lambda: heard == [one])
+    assert mesh[one].waits
+    (shown,) = mesh[one].questions.summaries("")
     assert (shown.state, shown.ended_at_s, shown.error) == (JobState.READY, None, None)
-    assert (shown.waiting_for or "").startswith(f"{MEMBERS[1].name}, for ")
-    assert mesh[0].state is JobState.LOST
-    assert not (mesh[0].folder / "src").exists()
-    lie_down(mesh[1], second[0])
+    assert (shown.waiting_for or "").startswith(f"{MEMBERS[1 - one].name}, for ")
+    assert mesh[one].state is JobState.LOST
+    assert not (mesh[one].folder / "src").exists()
+    lie_down(mesh[1 - one], second[0])
     await until(lambda: len(first) == len(second) == 2)
     for daemon in mesh[:2]:
         (_, (job, generation)) = daemon.began
