@@ -18,7 +18,7 @@ from meshwire.messages.envelope import Envelope, Role, encode
 from meshwire.messages.job import Commit, Generation, Prepare, Promise
 from meshwire.messages.link import Heartbeat
 from meshwire.messages.local import GetStatus
-from meshwire.messages.startup import Model
+from meshwire.messages.generation import Model
 from tests.bench.attackliar import call_off, offer_of, progress_of, serving, spec_of
 from tests.bench.attackscene import Bounds, LeftOutError, NotHeldError, Scene, Victim, attack, linked
 from tests.bench.liar import LiarLink

@@ -18,7 +18,7 @@ from meshwire.membership.lineage import rank_of
 from meshwire.message_base import Wire
 from meshwire.messages.generation import DealState
 from meshwire.messages.job import BlobRef, Generation, JobSpec
-from meshwire.messages.startup import Model
+from meshwire.messages.generation import Model
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import plan_buckets
 from meshwire.rounds.effects import Committed, Effect, LearnerCutOff, RoundComplete, StepDropped

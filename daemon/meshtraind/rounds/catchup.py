@@ -16,13 +16,13 @@ from meshwire.messages.generation import (
     DealState,
     Enter,
     FetchRound,
+    Model,
     PathStep,
     ServedRound,
     Standing,
 )
 from meshwire.messages.job import Fetched
 from meshwire.messages.learner import SampleSpace
-from meshwire.messages.startup import Model
 
 REQUEST_TIMEOUT_S = 10.0
 ROUNDS_AT_ONCE = 8  # all others wait, and one after the other each would cost them a round trip

@@ -112,6 +112,11 @@ class OwnRequest:
         if kind == "rest" and self._seat is Seat.TAKEN:
             self._seat = Seat.LOST
 
+    def unready(self) -> None:
+        """Its learner is not ready to compute after all."""
+        if self._kind == "learn":
+            self._kind = None
+
     def forget(self) -> None:
         """The history is not kept: the base that was ready is not the one that is, and what counts is to be told."""
         self._seat = Seat.LOST

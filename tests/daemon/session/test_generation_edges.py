@@ -53,7 +53,7 @@ from meshwire.messages.generation import (
 from meshwire.messages.job import BarrierReached, BlobRef, Generation, GivenUp
 from meshwire.messages.learner import BarrierPassed, LearnerBarrier, LearnerState, StateTask
 from meshwire.messages.rounds import Bind, Call, Seal
-from meshwire.messages.startup import Model
+from meshwire.messages.generation import Model
 from meshwire.model.plan import plan_buckets
 from meshwire.sync_modes.mode import sync_settings
 from tests.daemon.roundhost import executor_of

@@ -20,7 +20,7 @@ from meshwire.message_base import Wire
 from meshwire.messages.generation import Enter
 from meshwire.messages.job import BlobRef, Generation, Member, ResumePoint
 from meshwire.messages.learner import StateTask
-from meshwire.messages.startup import Model, StateIndex, StateOffer, StateReady, StateWant
+from meshwire.messages.generation import Model, StateIndex, StateOffer, StateReady, StateWant
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.rounds.chain import START
 

@@ -27,7 +27,7 @@ from meshwire.messages.generation import AskState, DealState
 from meshwire.messages.job import BlobRef, Generation, JobSpec, Member
 from meshwire.messages.learner import LearnerSaved, SampleSpace, Save
 from meshwire.messages.link import Software
-from meshwire.messages.startup import Model
+from meshwire.messages.generation import Model
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.sync_modes.mode import sync_settings
 from tests.daemon.waiting import until

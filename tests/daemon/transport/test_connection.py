@@ -20,7 +20,7 @@ from meshwire.messages.envelope import Done, Envelope, Role, encode
 from meshwire.messages.learner import Stop
 from meshwire.messages.link import Heartbeat
 from meshwire.messages.local import GetJobs, GetStatus, SubmitProgress
-from meshwire.messages.startup import Model
+from meshwire.messages.generation import Model
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from tests.daemon.connectionpair import DEADLINE_S, Recorder, chunk, every_transport, pair, run
 from tests.daemon.waiting import until
