@@ -30,6 +30,8 @@ from tests.sim.clusterrounds import WatchedRounds, job_spec
 from tests.sim.clusterwitness import Left
 
 JOB = "j" + "0" * 11
+FOUND_S_MAX = 10.0  # until all founders are in round 1
+FOUND_STEP_S = 0.001
 EVENTS_MAX = 400_000  # of one run: more is a livelock
 RTT_S = 0.02
 ROUNDS_AFTER = 5
@@ -108,6 +110,7 @@ class Cluster:
         self._entered: dict[int, set[tuple[str, int]]] = {}  # by generation: who has entered it
         self._lives: dict[int, set[tuple[str, int]]] = {}  # by generation: its members
         self._cuts: dict[int, tuple[int, bytes]] = {}
+        self._starts: dict[int, bytes] = {}  # by generation: whose start its learners' bases are of
         self._found()
 
     @property
@@ -130,7 +133,9 @@ class Cluster:
                 self.network.found()
                 for founder in self.daemons:
                     founder.found()
-        self.clock.run_until(0.0, EVENTS_MAX)  # now all founders are in round 1
+        while not all(daemon.computes for daemon in self.daemons[:founders]):
+            assert self.now_s < FOUND_S_MAX, "G9: the first round begins when all are ready"
+            self.clock.run_until(self.now_s + FOUND_STEP_S, EVENTS_MAX)
 
     @property
     def generations(self) -> int:
@@ -241,6 +246,10 @@ class Cluster:
             who = ", ".join(f"{rank}" for rank in done.binds) or "nobody"
             void = f"; it is void: {done.reason}" if done.void else ""
             self.tell(rounds.who, f"is the first that holds round {done.round}, with contributions of {who}{void}")
+
+    def contributes(self, rounds: WatchedRounds, start: bytes) -> None:
+        """A learner, whose base is of this start."""
+        assert self._starts.setdefault(rounds.generation, start) == start, "G9: all start from the state of one"
 
     def leaves_history(self, daemon: Daemon, kept: Where) -> None:
         """For another: what is said of it is what is lost."""
