@@ -88,6 +88,9 @@ class LearnerProcesses:
 
     def found(self) -> None:
         """The first process begins the job with the others'."""
+        if not self._world.setting.begun:
+            self._run()
+            return
         process = self._process = self._new()
         self._daemon.happen(lambda: self._attach(process, self._join(process)))
 
