@@ -41,6 +41,10 @@ class _NotNowError(RequestFailed):
     """A member has no state to give, yet."""
 
 
+class _OtherStateError(RequestFailed):
+    """A state that no learner of this script could load."""
+
+
 @dataclass(frozen=True, slots=True)
 class Giver:
     """G9: the member whose state all start from, as this one knows it in the generation of now.
@@ -49,6 +53,7 @@ class Giver:
         own: it is this device.
         link: the way to it; None where there is none, or it is this device.
         start: which start it gives, unlike any other of this job's: who has loaded another one begins anew.
+        decided: all members know that it is the giver.
         gone: its script has ended for good.
     """
 
@@ -57,6 +62,7 @@ class Giver:
     own: bool
     link: Messenger | None
     start: int
+    decided: bool
     gone: bool
 
     def __str__(self) -> str:
@@ -255,19 +261,19 @@ class JoinRequests:
         asked = AskState(job=self._job, after_round=after_round, digests=self._digests)
         while (giver := self._host.giver) is not None:
             self.start, self.own_start, self._round = giver.start, giver.own, after_round
-            if giver.own:
+            if giver.own and giver.decided:
                 return StateTask(units=(), folder=str(self._states.folder), round=after_round)
             try:
-                if giver.link is not None:
+                if giver.link is not None and giver.decided:
                     task = await self._load_from(giver.link, asked, len(body.units), emit)
                     now = self._host.giver
                     if now is None or now.start == giver.start:
                         return task
-            except (_NotNowError, ConnectionEnded, TimeoutError) as error:
-                emit(Waiting(reason=f"the state of {giver}: {error}"[: limits.ERROR_CHARS_MAX]))
-            except RequestFailed as error:
+            except _OtherStateError as error:
                 self.broken = True
-                raise RequestFailed(f"{giver} cannot give its state: {error}") from None
+                raise RequestFailed(f"the state of {giver}: {error}") from None
+            except (RequestFailed, ConnectionEnded, TimeoutError) as error:  # not yet; or another one gives it soon
+                emit(Waiting(reason=f"the state of {giver}: {error}"[: limits.ERROR_CHARS_MAX]))
             self.start = None
             await self._await_giver(giver, "to give its state", emit, deadline_s)
         return None
@@ -318,7 +324,7 @@ class JoinRequests:
         if saved.round < asked.after_round:
             raise RequestFailed(f"it offers the state after round {saved.round}, not after {asked.after_round}")
         if saved.count != units or len(saved.by_number) != len(saved.units):
-            raise RequestFailed(f"it has {saved.count} units of state, this peer {units}")
+            raise _OtherStateError(f"it has {saved.count} units of state, this peer {units}")
         await self._check_history(saved, donor, emit)
         self._pace = Pacer(self)
         try:

@@ -242,13 +242,17 @@ class MembershipHost(Generic[C]):
     @property
     def giver(self) -> Giver | None:
         """Whose state all start from; None once learners compute."""
-        enter = None if self.generations is None else self.generations.enter_of_now
-        if self._begun or enter is None or not enter.awaited:
+        if self.generations is None or self._begun:
+            return None
+        enter = self.generations.enter_of_now
+        if enter is None or not enter.awaited:
             return None
         rank = enter.giver
         own = rank == self._job.rank
         link = None if own else self._links.get(rank)
-        return Giver(rank, self._job.members[rank].name, own, link, self._start, rank in self._job.gone)
+        return Giver(
+            rank, self._job.members[rank].name, own, link, self._start, self.generations.running, rank in self._job.gone
+        )
 
     def model(self) -> Model:
         """That is trained, once there are rounds."""

@@ -43,6 +43,11 @@ class MemberRequests:
         """A member's newest wish."""
         self._wishes[device] = kind, now_s
 
+    def unready(self, device: str) -> None:
+        """It has entered another generation: that its learner is ready it says again there, if it is."""
+        if (wish := self._wishes.get(device)) is not None and wish[0] == "learn":
+            del self._wishes[device]
+
     @property
     def given_up(self) -> set[str]:
         """Devices that have left this generation, as they say."""

@@ -416,6 +416,7 @@ class MembershipState:
     def has_entered(self, rank: int, now_s: float) -> None:
         """Of this member or another, perhaps before this one. When all have, rounds go on."""
         self._heard.add(rank)
+        self.requests.unready(self.change.members[rank].device)
         if self.phase is not MembershipPhase.ENTERED or self.missing:
             return
         self.phase = MembershipPhase.RUNNING
