@@ -247,9 +247,7 @@ class LocalDaemon:
         """Before the learners come: all load what was saved after `round_`, or take over what one has `kept`."""
         for descriptor in self.kept:
             os.pwrite(descriptor, kept, 0)
-        self._begins_from = StateTask(
-            units=tuple(range(units)), folder=str(folder), round=round_, kept=bool(kept)
-        )
+        self._begins_from = StateTask(units=tuple(range(units)), folder=str(folder), round=round_, kept=bool(kept))
         self.rounds.complete = round_
         for learner in self.rounds.learners:
             learner.applied = learner.decided = learner.given = round_

@@ -149,7 +149,7 @@ async def fetch_beginning(source: Messenger, job: str, enter: Enter) -> Beginnin
     reply = await source.request(asked, timeout_s=REQUEST_TIMEOUT_S, name="the deal of samples")
     if not isinstance(model, Model) or not isinstance(reply, CaughtUp):
         raise RequestFailed(f"the source answered with {type(model).__name__} and {type(reply).__name__}")
-    anew = enter.way == "back"
+    anew = enter.way == "back" or bool(enter.awaited)
     entry = Entry(enter.cut, enter.chain, reply.seen, reply.deal, enter.counted, enter.learning, anew)
     return Beginning(model, reply.samples, entry, reply.barrier, reply.path)
 

@@ -630,6 +630,8 @@ class MembershipDriver(Generic[M]):
     def _enter(self, generation: Generation, enter: Enter) -> None:
         self._job.take(generation, enter.awaited)
         self._enter_of_now = enter
+        for member in generation.live.values():
+            self._asking.pop(member.device, None)  # it is in
         self._use_links()
         crossing = self._host.crossing
         if crossing is not None:  # else its learner has not described its model

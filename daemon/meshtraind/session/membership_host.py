@@ -477,8 +477,10 @@ class MembershipHost(Generic[C]):
         self._donor.entered(generation)
         assert self.generations is not None
         enter = self.generations.enter_of_now
-        if enter is not None and enter.awaited and not enter.given:
-            self._begin_from_another()
+        if enter is not None and enter.awaited:
+            self._begun = False  # also of a device that is taken in
+            if not enter.given:
+                self._begin_from_another()
         if self._without_learner and self._job.rank not in generation.learning:
             self._without_learner = False
             self._keeper.begin_learner()
