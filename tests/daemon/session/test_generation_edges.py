@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
 import pytest
+from meshtraind.startup.agreement import Agreement
 
 from meshtraind.jobs import admission
 from meshtraind.jobs.admission import Admission
@@ -28,7 +29,6 @@ from meshtraind.session.history_source import HistorySource
 from meshtraind.session.membership_driver import MembershipDriver
 from meshtraind.session.membership_host import MembershipHost
 from meshtraind.session.rounds_factory import RoundsFactory
-from meshtraind.startup.agreement import Agreement
 from meshtraind.startup.beginning import JobBeginning
 from meshtraind.storage.job_record import EntryMode, Job
 from meshtraind.transport.connection import ConnectionEnded, RequestFailed
@@ -45,6 +45,7 @@ from meshwire.messages.generation import (
     CatchUp,
     CaughtUp,
     Enter,
+    Model,
     PathStep,
     SavedState,
     ServedRound,
@@ -53,7 +54,6 @@ from meshwire.messages.generation import (
 from meshwire.messages.job import BarrierReached, BlobRef, Generation, GivenUp
 from meshwire.messages.learner import BarrierPassed, LearnerBarrier, LearnerState, StateTask
 from meshwire.messages.rounds import Bind, Call, Seal
-from meshwire.messages.generation import Model
 from meshwire.model.plan import plan_buckets
 from meshwire.sync_modes.mode import sync_settings
 from tests.daemon.roundhost import executor_of

@@ -58,6 +58,7 @@ from meshwire.messages.link import Software
 from meshwire.model.plan import plan_buckets
 from meshwire.rounds.learner import Phase
 from meshwire.sync_modes.mode import sync_settings
+from tests.computing import computing
 from tests.daemon.api.test_app import config
 from tests.daemon.linkusers import DialsNobody
 from tests.daemon.session.test_generation_edges import catch_up, generations, where
@@ -399,7 +400,7 @@ class Laptop:
         self.job = Job(spec, (anna, self.bert), 0, self.folder, history)
         self.jobs.registry.add(self.job)
         self.job.advance(JobEvent.FILES_COMPLETE)
-        self.both = Generation.first(id_, anna.device, (anna, self.bert))
+        self.both = computing(id_, anna.device, (anna, self.bert))
 
     def begins(self, generation: Generation) -> JobSession:
         self.jobs.registry.start(self.job, generation, {})

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, Self, cast
 
 import pytest
+from meshtraind.startup.agreement import Agreement
 
 from meshtraind.learner.shared_memory import SharedMemory
 from meshtraind.rounds.driver import Rounds
@@ -15,12 +16,11 @@ from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session.learner_handler import LearnerHandler
 from meshtraind.session.metrics import MetricsKeeper
 from meshtraind.session.rounds_factory import RoundsFactory
-from meshtraind.startup.agreement import Agreement
 from meshwire import limits
 from meshwire.jobs.lifecycle import new_job_id
 from meshwire.memory_layout.shared_slots import MemoryLayout
 from meshwire.message_base import Wire
-from meshwire.messages.job import BarrierReached, BlobRef, Generation, JobSpec, Member
+from meshwire.messages.job import BarrierReached, BlobRef, JobSpec, Member
 from meshwire.messages.learner import (
     BarrierPassed,
     LearnerApplied,
@@ -40,6 +40,7 @@ from meshwire.model.plan import plan_buckets
 from meshwire.rounds.effects import RoundComplete
 from meshwire.rounds.learner import Phase
 from meshwire.sync_modes.mode import sync_settings
+from tests.computing import computing
 
 MANIFEST = ModelManifest(
     tensors=(
@@ -94,7 +95,7 @@ class Desk:
             seed=0, bucket_bytes=1024, hash_every=0, trace=False,
         )  # fmt: skip
         who = tuple(Member(device=f"{rank:064x}", incarnation=1, name=f"n{rank}") for rank in range(members))
-        self.generation = Generation.first(JOB, "0" * 64, who)
+        self.generation = computing(JOB, "0" * 64, who)
         self.gone: set[int] = set()
         job = cast(
             Any,

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
+from meshtraind.startup.agreement import Agreement
 
 from meshtrain.client import Client
 from meshtrain.client import RequestError as Refused
@@ -27,7 +28,6 @@ from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session import session as session_module
 from meshtraind.session.metrics import MetricsKeeper
 from meshtraind.session.session import JobSession
-from meshtraind.startup.agreement import Agreement
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.job_record import Job, ReplicaHashes
 from meshtraind.transport.connection import Connection, RequestFailed
@@ -70,6 +70,7 @@ from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import plan_buckets
 from meshwire.model.schedule import Stretch, Travel
 from meshwire.sync_modes.mode import sync_settings
+from tests.computing import computing
 from tests.daemon import realjobs as jobs
 from tests.daemon.linkusers import DialsNobody, QuietUser
 from tests.daemon.roundhost import executor_of
@@ -129,7 +130,7 @@ async def test_who_used_a_link_learns_that_it_was_lost_although_another_has_repl
 def job_of(names: str, rank: int, gone: set[int] | None = None) -> Job:
     """What an agreement looks at."""
     members = tuple(Member(device=f"{of:064x}", incarnation=1, name=name) for of, name in enumerate(names))
-    generation = Generation.first(JOB, members[0].device, members)
+    generation = computing(JOB, members[0].device, members)
     spec = SimpleNamespace(job=JOB, peers_max=None, partition_wait=None, trace=False)
     return cast(Job, SimpleNamespace(spec=spec, rank=rank, members=members, generation=generation, gone=gone or set()))
 
@@ -181,7 +182,7 @@ def test_a_replica_that_is_found_to_differ_when_another_member_is_lost_is_repair
 def test_whoever_takes_a_generation_tells_of_the_replicas_that_differ(tmp_path: Path) -> None:
     """O9: the session repairs its own."""
     members = tuple(Member(device=f"{of:064x}", incarnation=1, name=name) for of, name in enumerate("abc"))
-    first = Generation.first(JOB, members[0].device, members)
+    first = computing(JOB, members[0].device, members)
     history = SimpleNamespace(put=lambda _record: None)
     spec = SimpleNamespace(
         job=JOB, name="x", script="x", args=(), codec="fp16", topology=None, seed=0,
@@ -248,7 +249,7 @@ class Promised:
 
     def __init__(self, folder: Path) -> None:
         members = tuple(Member(device=f"{of:064x}", incarnation=1, name=name) for of, name in enumerate("abc"))
-        self.generation = Generation.first(JOB, members[0].device, members)
+        self.generation = computing(JOB, members[0].device, members)
         node = SimpleNamespace(
             device=members[2].device,
             name="c",
@@ -494,7 +495,7 @@ def job_alone(board: JobRouter, folder: Path, codec: str, number: int) -> JobSes
     job = Job(spec, (who,), 0, job_folder, board._node.history)
     board.registry.add(job)
     job.advance(JobEvent.FILES_COMPLETE)
-    board.registry.start(job, Generation.first(id_, who.device, (who,)), {})
+    board.registry.start(job, computing(id_, who.device, (who,)), {})
     session = board.registry.session(id_)
     assert session is not None
     return session

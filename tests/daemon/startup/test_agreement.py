@@ -8,19 +8,18 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from meshtraind.startup.agreement import Agreement
+from meshtraind.startup.before_round_one import Founding
 
 from meshtraind.runtime.tasks import TaskSet, told_elsewhere
 from meshtraind.startup import start_state as startstate
-from meshtraind.startup.agreement import Agreement
-from meshtraind.startup.before_round_one import Founding
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.transport.connection import ConnectionEnded, RequestFailed
 from meshwire.jobs.lifecycle import new_job_id
 from meshwire.message_base import Wire
-from meshwire.messages.generation import Enter
+from meshwire.messages.generation import Enter, Model, StateIndex, StateOffer, StateReady, StateWant
 from meshwire.messages.job import BlobRef, Generation, Member, ResumePoint
 from meshwire.messages.learner import StateTask
-from meshwire.messages.generation import Model, StateIndex, StateOffer, StateReady, StateWant
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.rounds.chain import START
 

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
+from meshwire.messages.startup import StateReady
 
 from meshtraind.jobs.routing import JobRouter
 from meshtraind.learner import supervisor as learnerlife
@@ -47,7 +48,6 @@ from meshwire.messages.learner import (
     Start,
 )
 from meshwire.messages.link import Software
-from meshwire.messages.startup import StateReady
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import plan_buckets
 from meshwire.rounds.chain import START

@@ -29,10 +29,11 @@ from meshwire import limits
 from meshwire.checkpoints.manifest import MANIFEST_FILE, CheckpointFacts, CheckpointName, GenerationRecord, unit_file
 from meshwire.message_base import Wire
 from meshwire.messages.generation import DealState
-from meshwire.messages.job import Checkpoints, CheckpointSummary, Fetch, Generation, ListCheckpoints, Member
+from meshwire.messages.job import Checkpoints, CheckpointSummary, Fetch, ListCheckpoints, Member
 from meshwire.messages.learner import SampleSpace, Waiting
 from meshwire.messages.link import Software
 from meshwire.messages.rounds import SampleBlock
+from tests.computing import computing
 
 JOB = "1kx3m9q2v7bd"
 UNITS = (b"a weight and its momentum", b"a running mean", b"options")
@@ -58,7 +59,7 @@ def usable(store: CheckpointStore, check: Callable[[], None] = lambda: None) -> 
 
 
 def facts(round_: int, **changes: Any) -> CheckpointFacts:
-    first = Generation.first(JOB, MEMBERS[0].device, MEMBERS)
+    first = computing(JOB, MEMBERS[0].device, MEMBERS)
     generation = first.model_copy(update={"number": 2, "parent": first.digest(), "learning": (0, 2)})
     fields: dict[str, Any] = {
         "job": JOB,
@@ -107,7 +108,7 @@ def test_what_was_written_is_read(store: CheckpointStore) -> None:
     assert made.folder == store.path / "5"
     (read,) = store.listed()
     assert read == made
-    assert made.manifest.generation.generation(JOB).parent == Generation.first(JOB, "0" * 64, MEMBERS).digest()
+    assert made.manifest.generation.generation(JOB).parent == computing(JOB, "0" * 64, MEMBERS).digest()
     assert made.manifest.size_bytes == sum(map(len, UNITS)) + len(UNITS)
     assert json.loads((made.folder / MANIFEST_FILE).read_bytes())["checkpoint"]["deal"]["position"] == 200
     assert sorted(path.name for path in store.path.iterdir()) == ["5"]

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from meshtraind.startup.start_state import clear, ingest
 
 import meshtraind.runtime.open_below
 import meshtraind.storage.fetch
@@ -25,7 +26,6 @@ from meshtraind.runtime.disk_threads import DiskThreads
 from meshtraind.runtime.open_below import open_below
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.runtime.threads import Check, Stopped
-from meshtraind.startup.start_state import clear, ingest
 from meshtraind.storage.blob_writer import BlobError
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.checkpoint_store import CheckpointError, CheckpointStore
