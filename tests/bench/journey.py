@@ -32,7 +32,7 @@ from meshwire.messages.rounds import Bind, Call, Null, Seal
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import Plan, plan_buckets
 from meshwire.sync_modes.mode import sync_settings
-from tests.computing import computing
+from tests.computing import begin, computing
 
 PACKAGES = ("/meshtraind/", "/meshwire/", "/meshtrain/")
 JOB = "1kx3m9q2v7bd"
@@ -116,14 +116,14 @@ class Peer:
         planes = ExecutorFactory(settings, links, self.memory.result(), None)
         self.rounds = Rounds(
             JobModel(spec, manifest, plan, samples=None),
-            RoundsStart(rank, generation, Entry(), loading=False),
+            RoundsStart(rank, generation, Entry(anew=True)),
             RoundsPorts(links, self.memory, planes),
             self,
             None,
             rtt_s=0.001,
             stall_s=60.0,
         )
-        self.rounds.learner.begin()
+        begin(self.rounds, generation)
         np.frombuffer(self.memory.raw(1), np.float32)[:] = 1.0 + rank
 
     def notify(self, body: Wire, /) -> None:

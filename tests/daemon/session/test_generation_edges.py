@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
 import pytest
-from meshtraind.startup.agreement import Agreement
 
 from meshtraind.jobs import admission
 from meshtraind.jobs.admission import Admission
@@ -25,6 +24,7 @@ from meshtraind.rounds.history import Entry
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session import history_source
 from meshtraind.session import membership_driver as generations_module
+from meshtraind.session.barriers import Barriers
 from meshtraind.session.history_source import HistorySource
 from meshtraind.session.membership_driver import MembershipDriver
 from meshtraind.session.membership_host import MembershipHost
@@ -89,12 +89,12 @@ async def test_a_learner_that_is_lost_in_a_barrier_leaves_nothing_behind_in_it(e
         desk.links[1].sent.clear()
         if ends == "by an error":
             desk.gone.add(1)
-        desk.agreement.news(BarrierReached(job=JOB, rank=1, number=1))
-        desk.agreement.entered()
+        desk.barriers.reached(BarrierReached(job=JOB, rank=1, number=1))
+        desk.barriers.entered()
         await turns()
         assert not desk.failed
         assert not desk.rounds._parts.job_rounds.in_barrier
-        assert not desk.agreement.in_barrier(0)
+        assert not desk.barriers.in_barrier(0)
         assert not desk.links[1].sent, "the others are not told that it is in the barrier"
 
 
@@ -102,18 +102,18 @@ async def test_a_learner_that_is_lost_in_a_barrier_leaves_nothing_behind_in_it(e
 async def test_a_lost_learner_is_in_no_barrier_of_others() -> None:
     """They wait for the next one: it will enter it."""
     job = cast(Any, job_of("ab", 0))
-    agreement = Agreement(job, lambda _rank, _message: None)
-    agreement.news(BarrierReached(job=JOB, rank=1, number=1))
+    barriers = Barriers(job, lambda _rank, _message: None)
+    barriers.reached(BarrierReached(job=JOB, rank=1, number=1))
     both = job.generation
     job.generation = both.model_copy(update={"learning": (0,)})
-    agreement.entered()
+    barriers.entered()
     job.generation = both.model_copy(update={"number": 3})
-    agreement.entered()
+    barriers.entered()
     tasks = TaskSet("test")
-    waiting = tasks.spawn(agreement.barrier(1, 0, lambda _event: None), "barrier")
+    waiting = tasks.spawn(barriers.barrier(1, 0, lambda _event: None), "barrier")
     await turns()
     assert not waiting.done()
-    agreement.news(BarrierReached(job=JOB, rank=1, number=1))
+    barriers.reached(BarrierReached(job=JOB, rank=1, number=1))
     assert await asyncio.wait_for(waiting, 10) == 0
 
 
@@ -121,7 +121,7 @@ async def test_a_lost_learner_is_in_no_barrier_of_others() -> None:
 async def test_a_script_that_comes_back_passes_the_barriers_before_its_model() -> None:
     """It calls mt.barrier() before mt.prepare, as at the start of the job; the others are beyond that barrier."""
     async with Desk(2, "ssp:2") as desk:
-        desk.agreement.passed = 1
+        desk.barriers.passed = 1
         desk.rounds.learner.dead("its process has ended")
         desk.link.begin_anew(desk.rounds, cast(Any, None))
         desk.link.attach(cast(Any, desk.connection))
@@ -721,7 +721,7 @@ async def test_the_deal_of_another_cut_is_not_given() -> None:
     crossing = SimpleNamespace(deal=None, samples=3)
     rounds = SimpleNamespace(sample_space=None, crossing=crossing)
     passage._learner = SimpleNamespace(rounds=rounds)
-    passage._agreement = SimpleNamespace(passed=2)
+    passage._barriers = SimpleNamespace(passed=2)
     passage._source = HistorySource("anna", JOB, passage)
     passage.generations, machine, tasks = generations(passage, {})
     generation = cast(Any, job_of("ab", 0)).generation
@@ -861,7 +861,7 @@ async def test_who_asks_before_the_source_has_gone_back_waits(monkeypatch: pytes
     passage = cast(Any, object.__new__(MembershipHost))
     rounds = SimpleNamespace(sample_space=None, crossing=SimpleNamespace(deal=None, samples=3), complete=9)
     passage._learner = SimpleNamespace(rounds=rounds)
-    passage._agreement = SimpleNamespace(passed=2)
+    passage._barriers = SimpleNamespace(passed=2)
     passage._source = HistorySource("anna", JOB, passage)
     passage.generations, machine, tasks = generations(passage, {})
     generation = machine.promised = cast(Any, job_of("ab", 0)).generation
@@ -885,9 +885,9 @@ class Bereaved:
         learner = SimpleNamespace(could_hold=lambda round_: 6 <= round_ <= complete, dead=self._dead)
         self.rounds = SimpleNamespace(learner=learner, hold_others_up=False)
         passage._learner = SimpleNamespace(
-            rounds=self.rounds, preparation=None, was_ready=True, begin_anew=self._begin_anew
+            rounds=self.rounds, requests=None, was_ready=True, begin_anew=self._begin_anew
         )
-        passage._founding = None
+        passage._begun = True
         passage._checkpointing = SimpleNamespace(round_complete=lambda *_: None)
         passage._job = SimpleNamespace(folder=Path("none"), spec=SimpleNamespace(job=JOB, resume=None), begins=True)
         passage._beginning = JobBeginning(cast(Any, passage._job))
@@ -912,7 +912,7 @@ class Bereaved:
         self.done.append(f"dead with {holds}")
 
     def _begin_anew(self, _rounds: object, joining: JoinRequests) -> None:
-        self.passage._learner.preparation = joining
+        self.passage._learner.requests = joining
 
 
 def test_the_base_in_memory_waits_for_the_next_learner() -> None:
@@ -920,7 +920,7 @@ def test_the_base_in_memory_waits_for_the_next_learner() -> None:
     bereaved = Bereaved(7)
     assert bereaved.passage.learner_died(failed=False)
     assert bereaved.done == ["dead with 7", "rest", "look again"]
-    assert bereaved.passage._learner.preparation.kept
+    assert bereaved.passage._learner.requests.kept
 
 
 @pytest.mark.parametrize(
@@ -941,16 +941,16 @@ def test_a_base_that_could_not_be_taken_over_is_not_tried_again() -> None:
     bereaved.passage.learner_died(failed=False)
     bereaved.passage._learner.was_ready = False
     bereaved.passage.learner_died(failed=False)
-    assert bereaved.passage._learner.preparation.kept
+    assert bereaved.passage._learner.requests.kept
     bereaved.passage.learner_died(failed=True)
-    assert not bereaved.passage._learner.preparation.kept
+    assert not bereaved.passage._learner.requests.kept
 
 
 def test_nobody_waits_for_who_could_find_its_base_in_memory() -> None:
     """J3, R5: when no more rounds can be kept for it, it loads the others' state like any other."""
     bereaved = Bereaved(7)
     bereaved.passage.learner_died(failed=False)
-    joining_ = bereaved.passage._learner.preparation
+    joining_ = bereaved.passage._learner.requests
     bereaved.passage.round_complete(bereaved.rounds, 9)
     assert joining_.kept
     bereaved.rounds.hold_others_up = True

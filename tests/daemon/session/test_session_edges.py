@@ -13,7 +13,6 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
-from meshtraind.startup.agreement import Agreement
 
 from meshtrain.client import Client
 from meshtrain.client import RequestError as Refused
@@ -26,6 +25,7 @@ from meshtraind.learner.supervisor import LearnerSupervisor
 from meshtraind.peers.links import Links
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session import session as session_module
+from meshtraind.session.barriers import Barriers
 from meshtraind.session.metrics import MetricsKeeper
 from meshtraind.session.session import JobSession
 from meshtraind.storage.blobs import BlobStore
@@ -138,16 +138,16 @@ def job_of(names: str, rank: int, gone: set[int] | None = None) -> Job:
 @pytest.mark.asyncio
 async def test_nobody_waits_for_a_member_whose_script_has_ended() -> None:
     """Whoever else has ended, having done its part."""
-    agreement = Agreement(job_of("abc", 2, gone={0, 1}), lambda _rank, _message: None)
-    agreement.news(BarrierReached(job=JOB, rank=0, number=1))
+    barriers = Barriers(job_of("abc", 2, gone={0, 1}), lambda _rank, _message: None)
+    barriers.reached(BarrierReached(job=JOB, rank=0, number=1))
     with pytest.raises(RequestFailed, match=r"rank 1 \(b\) ended its script; waiting to reach barrier 1 is in vain"):
-        await asyncio.wait_for(agreement.barrier(1, 0, lambda _event: None), 10)
+        await asyncio.wait_for(barriers.barrier(1, 0, lambda _event: None), 10)
 
 
 def test_a_member_cannot_be_in_barriers_without_end() -> None:
     """Nobody else has passed them, so they are kept."""
-    agreement = Agreement(job_of("ab", 0), lambda _rank, _message: None)
-    wrong = [agreement.news(BarrierReached(job=JOB, rank=1, number=n)) for n in range(limits.BARRIERS_OPEN_MAX + 1)]
+    barriers = Barriers(job_of("ab", 0), lambda _rank, _message: None)
+    wrong = [barriers.reached(BarrierReached(job=JOB, rank=1, number=n)) for n in range(limits.BARRIERS_OPEN_MAX + 1)]
     assert not any(wrong[:-1])
     assert wrong[-1] == f"rank 1 is in more than {limits.BARRIERS_OPEN_MAX} barriers"
 
