@@ -275,7 +275,6 @@ class MembershipDriver(Generic[M]):
         self._why_out = ""
         if job.generation is not None:
             self._path.entered(job.generation, 0, 0)
-            self._enter_of_now = _first_enter(job.generation, host.beginning)
 
     def start(self) -> None:
         """Tells the machine of the links that there are."""
@@ -322,15 +321,17 @@ class MembershipDriver(Generic[M]):
     @property
     def enter_of_now(self) -> Enter | None:
         """By which the generation of now was entered; None before there is one."""
+        if self._enter_of_now is None and self._job.generation is not None:
+            self._enter_of_now = _first_enter(self._job.generation, self._host.beginning)
         return self._enter_of_now
 
     def lead(self, crossing: Crossing) -> None:
         """Rounds are made at the job's beginning: they are where this member is."""
-        generation, phase = self._job.generation, self._machine.phase
+        generation, enter, phase = self._job.generation, self.enter_of_now, self._machine.phase
         assert generation is not None
-        assert self._enter_of_now is not None
+        assert enter is not None
         if phase in (MembershipPhase.ENTERED, MembershipPhase.RUNNING):
-            crossing.enter(generation, self._enter_of_now)
+            crossing.enter(generation, enter)
         if phase is MembershipPhase.RUNNING:
             crossing.resume(generation)
 

@@ -288,9 +288,9 @@ async def ask_state(
             asker.round_complete(rounds.complete)
 
     monkeypatch.setattr(joining, "POLL_S", 0.001)
-    host = SimpleNamespace(computing=donors, others=others, own_state=own, carried_bytes=0)
+    host = SimpleNamespace(computing=donors, others=others, own_state=own, carried_bytes=0, giver=None)
     files = SimpleNamespace(folder=Path("none"), fetch=done, lay_out=done)
-    asker = JoinRequests(JOB, cast(Any, rounds), cast(Any, None), cast(Any, host), cast(Any, files), kept)
+    asker = JoinRequests(JOB, cast(Any, rounds), cast(Any, host), cast(Any, files), kept)
     tasks = TaskSet("test")
     tasks.spawn(go_on(), "rounds")
     try:

@@ -128,11 +128,21 @@ async def test_who_used_a_link_learns_that_it_was_lost_although_another_has_repl
 
 
 def job_of(names: str, rank: int, gone: set[int] | None = None) -> Job:
-    """What an agreement looks at."""
+    """What barriers look at."""
     members = tuple(Member(device=f"{of:064x}", incarnation=1, name=name) for of, name in enumerate(names))
     generation = computing(JOB, members[0].device, members)
     spec = SimpleNamespace(job=JOB, peers_max=None, partition_wait=None, trace=False)
-    return cast(Job, SimpleNamespace(spec=spec, rank=rank, members=members, generation=generation, gone=gone or set()))
+    return cast(
+        Job,
+        SimpleNamespace(
+            spec=spec,
+            rank=rank,
+            members=members,
+            generation=generation,
+            counted=generation.learning,
+            gone=gone or set(),
+        ),
+    )
 
 
 @pytest.mark.asyncio
@@ -357,10 +367,9 @@ async def test_a_script_that_is_started_again_and_fails_otherwise_is_told_with_i
     session._node = cast(Any, SimpleNamespace(name="bert"))
     session._learners = LearnerSupervisor(session._node, session.job, 1)
     session._metrics = MetricsKeeper({})
-    session._agreement = cast(Any, SimpleNamespace(broken=False))
     session._why_ended = None
     session._failed_elsewhere = {}
-    session.learner = cast(Any, SimpleNamespace(rounds=None))
+    session.learner = cast(Any, SimpleNamespace(rounds=None, requests=None))
     died: list[bool] = []
 
     def learner_died(*, failed: bool) -> bool:
