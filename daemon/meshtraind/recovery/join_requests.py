@@ -140,7 +140,7 @@ class JoinRequests:
 
     Attributes:
         broken: the members cannot begin, and no other learner of the same script would.
-        start: of the giver's that its learner has, or is about to load; None: of none.
+        start: which of the giver's its learner has, or was told to load; None: none.
         own_start: that is its own.
     """
 
@@ -260,21 +260,21 @@ class JoinRequests:
             return task
         asked = AskState(job=self._job, after_round=after_round, digests=self._digests)
         while (giver := self._host.giver) is not None:
-            self.start, self.own_start, self._round = giver.start, giver.own, after_round
             if giver.own and giver.decided:
+                self.start, self.own_start, self._round = giver.start, True, after_round
                 return StateTask(units=(), folder=str(self._states.folder), round=after_round)
             try:
                 if giver.link is not None and giver.decided:
                     task = await self._load_from(giver.link, asked, len(body.units), emit)
                     now = self._host.giver
                     if now is None or now.start == giver.start:
+                        self.start = giver.start
                         return task
             except _OtherStateError as error:
                 self.broken = True
                 raise RequestFailed(f"the state of {giver}: {error}") from None
             except (RequestFailed, ConnectionEnded, TimeoutError) as error:  # not yet; or another one gives it soon
                 emit(Waiting(reason=f"the state of {giver}: {error}"[: limits.ERROR_CHARS_MAX]))
-            self.start = None
             await self._await_giver(giver, "to give its state", emit, deadline_s)
         return None
 
