@@ -20,7 +20,7 @@ from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session.member_handler import MemberHandler
 from meshtraind.session.membership_host import JobPlace, MembershipHost
 from meshtraind.session.rounds_factory import RoundsFactory
-from meshtraind.startup.prepared import PreparedModel
+from meshtraind.startup.prepared import DescribedModel
 from meshtraind.storage.job_record import Job
 from meshwire.frames.header import Header, Kind
 from meshwire.jobs.lifecycle import JobEvent, job_number, new_job_id
@@ -186,7 +186,7 @@ class Peer:
         self.passage = MembershipHost(
             place, cast(Any, self.learner), cast(Any, barriers), cast(Any, quiet), cast(Any, quiet), maker, keeper
         )
-        prepared = PreparedModel(MANIFEST, PLAN, None)
+        prepared = DescribedModel(MANIFEST, PLAN, None)
         self.rounds = self.learner.rounds = maker.first(self.passage, prepared, mesh.generation, Entry(anew=True))
         self.rounds._stall = StallWatch(STALL_S)
         self.passage.begin_with_all()

@@ -12,7 +12,7 @@ from meshtraind.executor.host import BindsOfRounds, RoundHost
 from meshtraind.rounds.catchup import Beginning
 from meshtraind.rounds.driver import JobModel, Rounds, RoundsOwner, RoundsPorts, RoundsStart
 from meshtraind.rounds.history import Entry
-from meshtraind.startup.prepared import PreparedModel
+from meshtraind.startup.prepared import DescribedModel
 from meshwire.codecs.registry import parse_codec
 from meshwire.membership.lineage import rank_of
 from meshwire.message_base import Wire
@@ -231,7 +231,7 @@ class SimulatedRounds:
     def new_memory(self) -> None:
         self.memory = Memory(self._daemon.world.sync.staleness)
 
-    def first(self, owner: RoundsOwner, prepared: PreparedModel, generation: Generation, beginning: Entry) -> Rounds:
+    def first(self, owner: RoundsOwner, prepared: DescribedModel, generation: Generation, beginning: Entry) -> Rounds:
         return self._make(owner, generation, beginning)
 
     def loading(self, owner: RoundsOwner, generation: Generation, beginning: Beginning) -> Rounds:

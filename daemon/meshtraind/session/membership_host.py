@@ -22,7 +22,7 @@ from meshtraind.session.learner_handler import LearnerHandler
 from meshtraind.session.membership_driver import MemberNode, MembershipDriver
 from meshtraind.session.membership_recorder import MembershipWitness
 from meshtraind.startup.beginning import JobBeginning
-from meshtraind.startup.prepared import PreparedModel, prepared_model
+from meshtraind.startup.prepared import DescribedModel, described_model
 from meshtraind.storage.job_record import Job
 from meshtraind.transport.messenger import Messenger
 from meshtraind.transport.requests import RequestFailed
@@ -116,7 +116,7 @@ class RoundsMaker(Protocol):
         """Rounds that are made next share another memory with another process."""
 
     def first(
-        self, owner: "RoundsOwner", prepared: PreparedModel, generation: Generation, beginning: Entry
+        self, owner: "RoundsOwner", prepared: DescribedModel, generation: Generation, beginning: Entry
     ) -> "Rounds":
         """Those of a job that begins. Raises RequestFailed."""
 
@@ -214,7 +214,7 @@ class MembershipHost(Generic[C]):
 
     async def first_rounds(self, body: LearnerModel) -> "Rounds":
         """Those of a job that begins, of the model that its learner has described. Raises RequestFailed."""
-        prepared = await prepared_model(self._job, body)
+        prepared = await described_model(self._job, body)
         await self.beginning.read(body)
         if self.rounds is not None:
             return self.rounds

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from meshtraind.learner.shared_memory import SharedMemory, SharedMemoryError
 from meshtraind.rounds.history import Entry
 from meshtraind.rounds.trace import Trace
-from meshtraind.startup.prepared import PreparedModel, check_travel
+from meshtraind.startup.prepared import DescribedModel, check_travel
 from meshtraind.storage.job_record import Job
 from meshtraind.transport.requests import RequestFailed
 from meshtraind.transport.round_link import RoundLink
@@ -54,7 +54,7 @@ class RoundsFactory:
         self.memory = SharedMemory()
 
     def first(
-        self, owner: "RoundsOwner", prepared: PreparedModel, generation: Generation, beginning: Entry
+        self, owner: "RoundsOwner", prepared: DescribedModel, generation: Generation, beginning: Entry
     ) -> "Rounds":
         """Makes rounds where the job begins, in memory that the learner has made. Raises RequestFailed."""
         manifest, plan = prepared.manifest, prepared.plan

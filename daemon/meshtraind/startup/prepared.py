@@ -22,7 +22,7 @@ from meshwire.sync_modes.codec_for_mode import suits
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedModel:
+class DescribedModel:
     """What is trained, as a learner here has described it.
 
     Attributes:
@@ -34,7 +34,7 @@ class PreparedModel:
     samples: SampleSpace | None
 
 
-async def prepared_model(job: Job, body: LearnerModel) -> PreparedModel:
+async def described_model(job: Job, body: LearnerModel) -> DescribedModel:
     """Plans the buckets. Raises RequestFailed, with a text for the script, where this model cannot be trained so."""
     spec = job.spec
     check_travel(spec, body.manifest)
@@ -46,7 +46,7 @@ async def prepared_model(job: Job, body: LearnerModel) -> PreparedModel:
             rounds_per_epoch(body.samples.total, batches, drop_last=body.samples.drop_last)
         except ValueError as error:
             raise RequestFailed(str(error)) from None
-    return PreparedModel(body.manifest, plan, body.samples)
+    return DescribedModel(body.manifest, plan, body.samples)
 
 
 def check_travel(spec: JobSpec, manifest: ModelManifest) -> None:

@@ -16,7 +16,7 @@ from meshtraind.session.barriers import Barriers
 from meshtraind.session.learner_handler import LearnerHandler
 from meshtraind.session.metrics import MetricsKeeper
 from meshtraind.session.rounds_factory import RoundsFactory
-from meshtraind.startup.prepared import PreparedModel
+from meshtraind.startup.prepared import DescribedModel
 from meshwire import limits
 from meshwire.jobs.lifecycle import new_job_id
 from meshwire.memory_layout.shared_slots import MemoryLayout
@@ -131,7 +131,9 @@ class Desk:
         self.connection = SimpleNamespace(notify=self.told.append, writable=True, close=lambda _reason: None)
         self.link.attach(cast(Any, self.connection))
         beginning = Entry(anew=True) if entry is None else entry
-        self.link.rounds = self.maker.first(self.owner, PreparedModel(MANIFEST, PLAN, None), self.generation, beginning)
+        self.link.rounds = self.maker.first(
+            self.owner, DescribedModel(MANIFEST, PLAN, None), self.generation, beginning
+        )
         self.link._ready = True
         begin(self.link.rounds, self.generation)
 
