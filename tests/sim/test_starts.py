@@ -64,14 +64,18 @@ def test_all_begin_in_one_generation_and_each_is_in_the_first_round() -> None:
 def test_a_giver_that_is_lost_costs_nobody_its_process_who_has_loaded_its_start() -> None:
     """G9: what it gave is what all others start from, too."""
 
+    loaded: list[int] = []
+
     def lose(cluster: Cluster) -> None:
         others = cluster.daemons[1:]
-        while not all(one.handler.ready for one in others[:1]):
+        while not loaded:
             cluster.run_until(cluster.now_s + 0.01)
+            loaded.extend(one.number for one in others if one.handler.ready)
         cluster.kill(cluster.daemons[0])
 
-    cluster = begun(3, lose)
-    assert cluster.daemons[1].processes.starts == 1, cluster.story()
+    cluster = begun(4, lose)
+    assert len(loaded) == 1
+    assert cluster.daemons[loaded[0]].processes.starts == 1, cluster.story()
     cluster.end()
 
 
