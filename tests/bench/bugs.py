@@ -612,14 +612,6 @@ BUGS: tuple[Bug, ...] = (
     ),
     # The membership's host, and a learner's way into a job, which the seeded clusters run as they ship.
     Bug(
-        "host-memory-not-made-anew-where-the-job-begins-once-more",
-        "meshtraind.session.membership_host",
-        "MembershipHost._serve_first",
-        "self._maker.new_memory()",
-        "pass",
-        f"{SIM}/test_recovery.py -k begin_the_job",
-    ),
-    Bug(
         "host-memory-not-made-anew",
         "meshtraind.session.membership_host",
         "MembershipHost.begin_loading",
@@ -647,17 +639,17 @@ BUGS: tuple[Bug, ...] = (
         "host-dead-learner-does-not-rest",
         "meshtraind.session.membership_host",
         "MembershipHost.learner_died",
-        'self._load_next(self.rounds, kept)\n        self.generations.wish("rest")',
-        "self._load_next(self.rounds, kept)",
+        'self._serve_next(rounds, kept)\n        self.generations.wish("rest")',
+        "self._serve_next(rounds, kept)",
         CLUSTER,
     ),
     Bug(
         "donor-gives-too-old-a-state",
         "meshtraind.recovery.state_donor",
-        "StateDonor.state",
-        "newest.saved.round < body.after_round",
-        "False",
-        STORM,
+        "_HeldState.suits",
+        "self.saved.round >= asked.after_round and equal",
+        "equal",
+        f"{DAEMON}/startup/test_beginning_together.py -k given_again",
     ),
     Bug(
         "donor-takes-back-what-is-loaded",
@@ -670,7 +662,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "joiner-asks-for-any-state",
         "meshtraind.recovery.join_requests",
-        "JoinRequests.state",
+        "JoinRequests._join",
         "after_round = self._rounds.learner.loads()",
         "after_round = 0",
         CLUSTER,

@@ -160,8 +160,10 @@ async def test_a_state_is_given_again_where_what_it_leaves_out_is_equal() -> Non
     """J1: several that start alike cost the giver one look at its state; one that does not, another one."""
     saved: list[tuple[bytes, ...]] = []
 
-    async def save(_after: int, _folder: Path, _timeout_s: float, digests: tuple[bytes, ...]) -> LearnerSaved:
+    async def save(after: int, _folder: Path, _timeout_s: float, digests: tuple[bytes, ...]) -> LearnerSaved:
         saved.append(digests)
+        if after:
+            raise RequestFailed("what there is is too old")
         left_out = tuple(unit for unit, digest in enumerate(digests) if digest == EQUAL)
         return LearnerSaved(number=1, round=0, units=2, left_out=left_out)
 
@@ -191,4 +193,6 @@ async def test_a_state_is_given_again_where_what_it_leaves_out_is_equal() -> Non
     assert donor.newest_round() is None, "not everybody could load it"
     assert (await ask("d", OTHER, OTHER)).count == 2
     assert len(saved) == 2
+    with pytest.raises(RequestFailed, match="too old"):
+        await donor.state("e", AskState(job=JOB, after_round=3, digests=(OTHER, OTHER)))
     await tasks.close()
