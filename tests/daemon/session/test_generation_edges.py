@@ -105,9 +105,9 @@ async def test_a_lost_learner_is_in_no_barrier_of_others() -> None:
     barriers = Barriers(job, lambda _rank, _message: None)
     barriers.reached(BarrierReached(job=JOB, rank=1, number=1))
     both = job.generation
-    job.generation = both.model_copy(update={"learning": (0,)})
+    job.generation, job.counted = both.model_copy(update={"learning": (0,)}), (0,)
     barriers.entered()
-    job.generation = both.model_copy(update={"number": 3})
+    job.generation, job.counted = both.model_copy(update={"number": 3}), (0, 1)
     barriers.entered()
     tasks = TaskSet("test")
     waiting = tasks.spawn(barriers.barrier(1, 0, lambda _event: None), "barrier")
@@ -890,7 +890,7 @@ class Bereaved:
         passage._begun = True
         passage._checkpointing = SimpleNamespace(round_complete=lambda *_: None)
         passage._job = SimpleNamespace(folder=Path("none"), spec=SimpleNamespace(job=JOB, resume=None), begins=True)
-        passage._beginning = JobBeginning(cast(Any, passage._job))
+        passage.beginning = JobBeginning(cast(Any, passage._job))
         passage._maker = SimpleNamespace(manifest=MANIFEST, memory=SimpleNamespace(kept=self))
         passage._place = SimpleNamespace(states=None)
         passage._keeper = SimpleNamespace(learner_comes=comes)

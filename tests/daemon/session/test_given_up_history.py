@@ -215,6 +215,8 @@ async def answer(desk: Checkpoints, how: str) -> None:
 class Home:
     """The session of a device whose history is not kept, up to what its learner does."""
 
+    founding = False
+
     def __init__(self, finish: Exception | None = None) -> None:
         self.log: list[str] = []
         self.may_write, self.may_finish = asyncio.Event(), asyncio.Event()
@@ -262,7 +264,7 @@ class Parted:
         self.waits: list[str] = []
         job = cast(Any, self.shell._job)
         job.take_given_up, job.wait = self.told.extend, self.waits.append
-        job.take = lambda generation: job.__dict__.update(generation=generation)
+        job.take = lambda generation, _awaited=(): job.__dict__.update(generation=generation)
         first = job.generation
         alone = first.model_copy(update={"number": 2, "parent": first.digest(), "ranks": (0,), "learning": (0,)})
         other = alone.model_copy(update={"ranks": (1,), "learning": (1,)})
@@ -426,7 +428,7 @@ async def test_a_device_that_trained_on_alone_keeps_its_base_and_returns(
     here = Laptop(monkeypatch, tmp_path)
     board, job, both, id_, folder = here.jobs, here.job, here.both, here.id_, here.folder
     fields = {"number": 2, "parent": both.digest(), "root": 1}
-    alone = both.model_copy(update={**fields, "ranks": (0,), "learning": (0,)})
+    alone = both.model_copy(update={**fields, "ranks": (0,), "learning": ()})
     session = here.begins(alone)  # as it is once it has waited for bert
     told: list[Wire] = []
     plan = await train_alone(session, told, 3)

@@ -259,7 +259,7 @@ class Promised:
 
     def __init__(self, folder: Path) -> None:
         members = tuple(Member(device=f"{of:064x}", incarnation=1, name=name) for of, name in enumerate("abc"))
-        self.generation = computing(JOB, members[0].device, members)
+        self.generation = Generation.first(JOB, members[0].device, members)
         node = SimpleNamespace(
             device=members[2].device,
             name="c",
@@ -504,7 +504,7 @@ def job_alone(board: JobRouter, folder: Path, codec: str, number: int) -> JobSes
     job = Job(spec, (who,), 0, job_folder, board._node.history)
     board.registry.add(job)
     job.advance(JobEvent.FILES_COMPLETE)
-    board.registry.start(job, computing(id_, who.device, (who,)), {})
+    board.registry.start(job, Generation.first(id_, who.device, (who,)), {})
     session = board.registry.session(id_)
     assert session is not None
     return session
