@@ -150,7 +150,7 @@ async def test_the_newest_is_taken_wherever_it_lies(
     entry = point.entry(LearnerModel(manifest=MODEL.manifest, memory_bytes=1, samples=SPACE))
     assert (entry.complete, entry.samples, entry.deal) == (40, 40 * 32, deal(40))
     task = point.task(LearnerState(units=(bytes(32), bytes(32))))
-    assert (task.units, task.write, task.round) == ((0, 1), False, 40)
+    assert (task.units, task.round) == ((0, 1), 40)
 
 
 @pytest.mark.asyncio

@@ -1,7 +1,7 @@
 """When a learner is asked for its state, by whom, and what is written beside it (J1, G5, X1)."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -414,7 +414,7 @@ async def test_a_state_whose_history_is_left_while_it_is_stored_is_given_to_nobo
     lender = Lender(desk, tmp_path)
     keep = StateFiles.keep
 
-    async def left_meanwhile(self: StateFiles, number: int, units: int) -> tuple[BlobRef, ...]:
+    async def left_meanwhile(self: StateFiles, number: int, units: Sequence[int]) -> tuple[BlobRef, ...]:
         lender.donor.forget()
         return await keep(self, number, units)
 

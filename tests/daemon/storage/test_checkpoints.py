@@ -484,7 +484,7 @@ async def test_a_checkpoint_is_offered_and_fetched(
     assert saved.round == 5
     assert donor.store.blob_path(saved.units[0].sha256).samefile(made.unit_path(0))
     told: list[Wire] = []
-    await fetch_state(saved.units, donor.connection, JOB, blobs, tmp_path / "state", told.append)
+    await fetch_state(saved.by_number, donor.connection, JOB, blobs, tmp_path / "state", told.append)
     assert content(tmp_path / "state") == content(made.folder)
     assert isinstance(told[0], Waiting)
     assert told[0].reason.startswith("the state of anna: ")
@@ -502,9 +502,9 @@ async def test_a_state_is_fetched_piece_by_piece_while_rounds_go_on(
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved" / unit_file(0)).write_bytes(os.urandom(300_001))
     before = content(tmp_path / "saved", 1)
-    refs = store_state(JOB, tmp_path / "saved", 1, donor.store)
+    refs = store_state(JOB, tmp_path / "saved", (0,), donor.store)
     pace = Pacer()
-    await fetch_state(refs, donor.connection, JOB, blobs, tmp_path / "state", lambda _: None, pace)
+    await fetch_state(dict(enumerate(refs)), donor.connection, JOB, blobs, tmp_path / "state", lambda _: None, pace)
     assert content(tmp_path / "state", 1) == before
     assert donor.answering_most == 1
     assert max(donor.sizes) < limits.FETCH_BYTES_MAX
@@ -522,9 +522,9 @@ async def test_links_that_the_disk_does_not_have(
     (tmp_path / "saved").mkdir()
     for unit, data in enumerate(UNITS):
         (tmp_path / "saved" / unit_file(unit)).write_bytes(data)
-    refs = store_state(JOB, tmp_path / "saved", len(UNITS), donor.store)
+    refs = store_state(JOB, tmp_path / "saved", range(len(UNITS)), donor.store)
     assert not list((tmp_path / "saved").iterdir())
-    await fetch_state(refs, donor.connection, JOB, blobs, tmp_path / "state", lambda _: None)
+    await fetch_state(dict(enumerate(refs)), donor.connection, JOB, blobs, tmp_path / "state", lambda _: None)
     assert content(tmp_path / "state") == list(UNITS)
 
 
@@ -537,9 +537,9 @@ async def test_a_transfer_that_broke_off_goes_on(
     saved = offer("a state", made, donor.store)
     donor.breaks_after = saved.units[0].size_bytes
     with pytest.raises(ConnectionEnded):
-        await fetch_state(saved.units, donor.connection, JOB, blobs, tmp_path / "state", lambda _: None)
+        await fetch_state(saved.by_number, donor.connection, JOB, blobs, tmp_path / "state", lambda _: None)
     donor.breaks_after = None
-    await fetch_state(saved.units, donor.connection, JOB, blobs, tmp_path / "state", lambda _: None)
+    await fetch_state(saved.by_number, donor.connection, JOB, blobs, tmp_path / "state", lambda _: None)
     assert donor.asked_bytes == made.manifest.size_bytes
     assert content(tmp_path / "state") == content(made.folder)
 
@@ -552,7 +552,7 @@ async def test_a_donor_whose_disk_has_rotted_is_named(
     path = donor.store.blob_path(saved.units[1].sha256)
     path.write_bytes(bytes(saved.units[1].size_bytes))
     with pytest.raises(RequestFailed, match="unit 1 of the state from anna: blob"):
-        await fetch_state(saved.units, donor.connection, JOB, blobs, tmp_path / "state", lambda _: None)
+        await fetch_state(saved.by_number, donor.connection, JOB, blobs, tmp_path / "state", lambda _: None)
     assert not (tmp_path / "state").exists()
 
 
