@@ -279,7 +279,7 @@ class RefusedRank(Wire):
 
 
 GivenUps = Annotated[tuple[GivenUp, ...], Field(max_length=limits.GIVEN_UP_MAX)]
-Part = Literal["computes", "forwards", "waits", "leaves"]
+Part = Literal["computes", "forwards", "leaves"]
 
 
 @message("job.rank")
