@@ -53,7 +53,7 @@ class Giver:
         own: it is this device.
         link: the way to it; None where there is none, or it is this device.
         start: which start it gives, unlike any other of this job's: who has loaded another one begins anew.
-        decided: all members know that it is the giver.
+        decided: all members know that it is the giver, and no learner that it had is lost with what it gave.
         gone: its script has ended for good.
     """
 

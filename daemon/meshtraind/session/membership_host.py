@@ -197,6 +197,7 @@ class MembershipHost(Generic[C]):
         self.beginning = JobBeginning(place.job)
         self._begun = True  # False: it has gone on in no generation in which learners compute
         self._start = 0  # number of the start state: another one, where the giver's is lost before it was given
+        self._lost_start: int | None = None  # the newest that a learner of here had, or was to load, when it ended
         self._ready_since_s: float | None = None  # its learner, and those of others are not
         self._left = asyncio.Event()
         self._refusing: dict[int, str] = {}  # members, and why, in this turn of the loop
@@ -250,9 +251,10 @@ class MembershipHost(Generic[C]):
         rank = enter.giver
         own = rank == self._job.rank
         link = None if own else self._links.get(rank)
-        return Giver(
-            rank, self._job.members[rank].name, own, link, self._start, self.generations.running, rank in self._job.gone
-        )
+        # Others may have what a process gave that has ended here: then the next generation says who is the giver.
+        lost = own and (enter.given or self._lost_start == self._start)
+        decided = self.generations.running and not lost
+        return Giver(rank, self._job.members[rank].name, own, link, self._start, decided, rank in self._job.gone)
 
     def model(self) -> Model:
         """That is trained, once there are rounds."""
@@ -378,6 +380,8 @@ class MembershipHost(Generic[C]):
         if rounds is not None and kept is None:
             self._maker.memory.kept.clear()
         self._ready_since_s = None
+        if (before := self._learner.requests) is not None and before.start is not None:
+            self._lost_start = before.start
         self._learner.begin_anew(rounds, JoinRequests(self._job.spec.job, rounds, self, self._place.states, kept))
 
     @property
@@ -516,8 +520,13 @@ class MembershipHost(Generic[C]):
         """G9: nobody who is left has the state that learners were to start from. One that has begun to load it begins
         anew; the giver's own is the one to start from now."""
         self._start += 1
+        self._donor.forget()  # what it has lent is of the start before
         rounds, requests, giver = self.rounds, self._learner.requests, self.giver
-        if rounds is None or requests is None or giver is None or requests.start is None:
+        if rounds is None or requests is None or giver is None:
+            return
+        if requests.may_forget_kept:
+            self._forget_kept(rounds, requests, "its process has ended, and all begin from another state")
+        if requests.start is None:
             return
         if giver.own and requests.own_start:
             requests.start = self._start

@@ -5,6 +5,7 @@ from where this one differs, and says when the first step may begin.
 """
 
 import logging
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,10 @@ def start_engine(
         hash_every=spec.hash_every,
     )
     engine = build_engine(parts, progress)
-    engine.boundary.wait_start()
+    with ExitStack() as undo:
+        undo.callback(engine.close)  # the job may end before: the model is an ordinary one then
+        engine.boundary.wait_start()
+        undo.pop_all()
     return engine
 
 

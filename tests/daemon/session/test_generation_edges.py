@@ -680,7 +680,7 @@ async def test_hashes_of_rounds_that_do_not_count_are_forgotten() -> None:
     crossing = SimpleNamespace(enter=lambda *_: None)
     shell, _, tasks = generations(SimpleNamespace(rounds=rounds, crossing=crossing, entered=lambda _: None), {})
     job = cast(Any, shell._job)
-    job.take = lambda _generation: None
+    job.take = lambda _generation, _awaited: None
     for round_ in (4, 5, 6):
         for rank in (0, 1):
             assert not job.hashes.add(BaseHash(job=JOB, rank=rank, round=round_, sha256=bytes(32)))
