@@ -126,7 +126,7 @@ class Revival:
             parent=newest.digest(),
             members=tuple(here.get(rank, member) for rank, member in enumerate(newest.members)),
             ranks=ranks,
-            learning=ranks,
+            learning=(),
             root=number,
             counted=ranks,
         )

@@ -15,10 +15,10 @@ from meshwire.frames.header import HEADER_BYTES, Header, Kind
 from meshwire.jobs.files import FileEntry, FileManifest
 from meshwire.jobs.lifecycle import job_number
 from meshwire.messages.envelope import Envelope, Role, encode
+from meshwire.messages.generation import Model
 from meshwire.messages.job import Commit, Generation, Prepare, Promise
 from meshwire.messages.link import Heartbeat
 from meshwire.messages.local import GetStatus
-from meshwire.messages.startup import Model
 from tests.bench.attackliar import call_off, offer_of, progress_of, serving, spec_of
 from tests.bench.attackscene import Bounds, LeftOutError, NotHeldError, Scene, Victim, attack, linked
 from tests.bench.liar import LiarLink

@@ -26,12 +26,13 @@ from meshwire.frames.header import Header
 from meshwire.jobs.lifecycle import job_number
 from meshwire.memory_layout.shared_slots import MemoryLayout
 from meshwire.message_base import Wire
-from meshwire.messages.job import BlobRef, Generation, JobSpec, Member
+from meshwire.messages.job import BlobRef, JobSpec, Member
 from meshwire.messages.learner import LearnerBucket, LearnerSealed
 from meshwire.messages.rounds import Bind, Call, Null, Seal
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import Plan, plan_buckets
 from meshwire.sync_modes.mode import sync_settings
+from tests.computing import begin, computing
 
 PACKAGES = ("/meshtraind/", "/meshwire/", "/meshtrain/")
 JOB = "1kx3m9q2v7bd"
@@ -107,7 +108,7 @@ class Peer:
         self.link = Link()
         self.told: list[Wire] = []
         self.buckets = len(plan.buckets)
-        generation = Generation.first(JOB, members[0].device, members)
+        generation = computing(JOB, members[0].device, members)
         links: Mapping[int, RoundLink] = {1 - rank: self.link}
         settings = ExchangeSettings(
             plan=plan, codec=spec.codec, job=job_number(spec.job), seed=spec.seed, staleness=spec.sync.staleness
@@ -115,14 +116,14 @@ class Peer:
         planes = ExecutorFactory(settings, links, self.memory.result(), None)
         self.rounds = Rounds(
             JobModel(spec, manifest, plan, samples=None),
-            RoundsStart(rank, generation, Entry(), loading=False),
+            RoundsStart(rank, generation, Entry(anew=True)),
             RoundsPorts(links, self.memory, planes),
             self,
             None,
             rtt_s=0.001,
             stall_s=60.0,
         )
-        self.rounds.learner.begin()
+        begin(self.rounds, generation)
         np.frombuffer(self.memory.raw(1), np.float32)[:] = 1.0 + rank
 
     def notify(self, body: Wire, /) -> None:

@@ -15,17 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshtraind.jobs.routing import JobRouter
+from meshtraind.rounds.history import Entry
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session.member_handler import MemberHandler
 from meshtraind.session.membership_host import JobPlace, MembershipHost
 from meshtraind.session.rounds_factory import RoundsFactory
+from meshtraind.startup.prepared import DescribedModel
 from meshtraind.storage.job_record import Job
 from meshwire.frames.header import Header, Kind
 from meshwire.jobs.lifecycle import JobEvent, job_number, new_job_id
 from meshwire.membership.effects import Message as OfMembership
 from meshwire.memory_layout.shared_slots import MemoryLayout
 from meshwire.message_base import Wire
-from meshwire.messages.job import BlobRef, End, Generation, JobSpec, Member, Metrics, RankReport
+from meshwire.messages.job import BlobRef, End, JobSpec, Member, Metrics, RankReport
 from meshwire.messages.learner import (
     LearnerApplied,
     LearnerBucket,
@@ -39,6 +41,7 @@ from meshwire.model.plan import plan_buckets
 from meshwire.rounds.stall import StallWatch
 from meshwire.sync_modes.mode import sync_settings
 from meshwire.timeouts import Timeouts
+from tests.computing import computing
 
 Values = NDArray[np.float32]
 Frame = tuple[Header, bytes | Wire | None]
@@ -165,33 +168,35 @@ class Peer:
             rank: self.links[m.device].connection for rank, m in enumerate(mesh.members) if m.device in self.links
         }
         self.learner = SimpleNamespace(
-            rounds=None, preparation=None, has_base=True, notify=self._told, let_go=nothing, begin_anew=nothing
+            rounds=None, requests=None, ready=True, has_base=True, notify=self._told, let_go=nothing, begin_anew=nothing
         )
-        agreement = SimpleNamespace(
-            entered=nothing, wake=nothing, in_barrier=lambda _rank: False, fence=nothing, founded=True, is_void=False
-        )
+        barriers = SimpleNamespace(entered=nothing, wake=nothing, in_barrier=lambda _rank: False, begin_anew=nothing)
         quiet = SimpleNamespace(
             entered=nothing, round_complete=nothing, forget=nothing, newest=None, newest_round=lambda: None
         )
         keeper = SimpleNamespace(
             begin_learner=nothing, end_learner=nothing, learner_comes=True, learner_failed=False, lie_down=nothing,
             generation_changed=self._changed, fail=self.failed.append, why_none_learns=lambda: "nobody learns",
-            turned_away=self.failed.append, preparation=nothing,
+            turned_away=self.failed.append, learner_given_up=False,
         )  # fmt: skip
         maker = RoundsFactory(self.job, connections, 0.001, Timeouts(patience_s=PATIENCE_S).stall_s)
         maker.memory.make(MemoryLayout.for_bound(PLAN.total_values, mesh.spec.sync.staleness))
         self.memory = maker.memory
         place = JobPlace(cast(Any, node), self.job, connections, 0.001, self.tasks, cast(Any, None))
         self.passage = MembershipHost(
-            place, cast(Any, self.learner), cast(Any, agreement), cast(Any, quiet), cast(Any, quiet), maker, keeper
+            place, cast(Any, self.learner), cast(Any, barriers), cast(Any, quiet), cast(Any, quiet), maker, keeper
         )
-        prepared: Any = SimpleNamespace(manifest=MANIFEST, plan=PLAN, samples=None, entry=None)
-        self.rounds = self.learner.rounds = maker.first(self.passage, prepared, mesh.generation)
+        prepared = DescribedModel(MANIFEST, PLAN, None)
+        self.rounds = self.learner.rounds = maker.first(self.passage, prepared, mesh.generation, Entry(anew=True))
         self.rounds._stall = StallWatch(STALL_S)
         self.passage.begin_with_all()
-        self.passage._founding = None
-        self.members = MemberHandler(self.job, cast(Any, agreement), self.passage, Owner(self))
-        self.rounds.learner.begin()
+        self.passage._begun = True
+        self.members = MemberHandler(self.job, cast(Any, barriers), self.passage, Owner(self))
+        assert self.passage.generations is not None
+        self.passage.generations.lead(self.rounds.crossing)
+        self.rounds.learner.loads()
+        self.rounds.learner.loaded(0)
+        self.rounds.crossing.take_in()
 
     def _changed(self) -> None:
         if self.job.generation is not None and self.learner.rounds is not None:
@@ -297,7 +302,7 @@ class LiarMesh:
         self.members = tuple(
             Member(device=f"{rank + 1:064x}", incarnation=7, name=f"n{rank}") for rank in range(members)
         )
-        self.generation = Generation.first(JOB, self.members[0].device, self.members)
+        self.generation = computing(JOB, self.members[0].device, self.members)
         self.spec = JobSpec(
             job=JOB, name="test", submitter="0" * 64, created_at_s=0.0, script="train.py", args=(), env=(),
             files=BlobRef(sha256=bytes(32), size_bytes=1), data=None, sync=sync_settings(sync, shares="equal"),

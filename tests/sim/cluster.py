@@ -30,6 +30,8 @@ from tests.sim.clusterrounds import WatchedRounds, job_spec
 from tests.sim.clusterwitness import Left
 
 JOB = "j" + "0" * 11
+FOUND_S_MAX = 60.0  # until all founders are in round 1
+FOUND_STEP_S = 0.001
 EVENTS_MAX = 400_000  # of one run: more is a livelock
 RTT_S = 0.02
 ROUNDS_AFTER = 5
@@ -49,6 +51,7 @@ class Setting:
             is another one.
         start_s, load_s: of a learner's process, and of the transfer of a state; one of these is drawn.
         recovery_s: when faults have stopped, all is to be well again so soon.
+        begun: the founders are in their first round when the cluster is looked at; else faults may come before.
     """
 
     founders: int
@@ -66,6 +69,7 @@ class Setting:
     unapplied_max: int = 1 << 30
     recovery_s: float = 240.0
     partition_wait_s: float | None = None
+    begun: bool = True
 
 
 class Cluster:
@@ -108,6 +112,7 @@ class Cluster:
         self._entered: dict[int, set[tuple[str, int]]] = {}  # by generation: who has entered it
         self._lives: dict[int, set[tuple[str, int]]] = {}  # by generation: its members
         self._cuts: dict[int, tuple[int, bytes]] = {}
+        self._starts: dict[int, bytes] = {}  # by generation: whose start its learners' bases are of
         self._found()
 
     @property
@@ -130,7 +135,9 @@ class Cluster:
                 self.network.found()
                 for founder in self.daemons:
                     founder.found()
-        self.clock.run_until(0.0, EVENTS_MAX)  # now all founders are in round 1
+        while self.setting.begun and any(daemon.founding for daemon in self.daemons[:founders]):
+            assert self.now_s < FOUND_S_MAX, "G9: the first round begins when all are ready"
+            self.clock.run_until(self.now_s + FOUND_STEP_S, EVENTS_MAX)
 
     @property
     def generations(self) -> int:
@@ -241,6 +248,10 @@ class Cluster:
             who = ", ".join(f"{rank}" for rank in done.binds) or "nobody"
             void = f"; it is void: {done.reason}" if done.void else ""
             self.tell(rounds.who, f"is the first that holds round {done.round}, with contributions of {who}{void}")
+
+    def contributes(self, rounds: WatchedRounds, start: bytes) -> None:
+        """A learner, whose base is of this start."""
+        assert self._starts.setdefault(rounds.generation, start) == start, "G9: all start from the state of one"
 
     def leaves_history(self, daemon: Daemon, kept: Where) -> None:
         """For another: what is said of it is what is lost."""

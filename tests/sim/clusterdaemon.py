@@ -10,12 +10,12 @@ from meshtraind.recovery.checkpointer import Checkpointer
 from meshtraind.recovery.state_donor import StateDonor
 from meshtraind.rounds.history import Entry
 from meshtraind.runtime.tasks import TaskSet
+from meshtraind.session.barriers import Barriers
 from meshtraind.session.invitations import Inviter
 from meshtraind.session.learner_handler import LearnerHandler
 from meshtraind.session.member_handler import MemberHandler
 from meshtraind.session.membership_driver import MembershipDriver
 from meshtraind.session.membership_host import JobPlace, MembershipHost
-from meshtraind.startup.agreement import Agreement
 from meshtraind.storage.job_record import Job
 from meshtraind.transport.requests import RequestFailed
 from meshwire.frames.header import Header, Kind
@@ -28,14 +28,13 @@ from meshwire.messages.envelope import Envelope
 from meshwire.messages.generation import CatchUp
 from meshwire.messages.job import BaseHash, Generation, GivenUp, Member
 from meshwire.messages.link import Software
-from meshwire.messages.startup import StateReady
 from meshwire.rounds.effects import Message
 from tests.sim.clusterconnection import LinkEnd
 from tests.sim.clusterdisk import Disk
 from tests.sim.clusterexchange import Chunk, News
 from tests.sim.clusterlearner import Learner
 from tests.sim.clusternetwork import Event, Link, Node, Wake
-from tests.sim.clusterprocesses import Figures, LearnerProcesses, Prepared
+from tests.sim.clusterprocesses import Figures, LearnerProcesses
 from tests.sim.clusterrounds import SimulatedRounds, WatchedRounds
 from tests.sim.clusterwitness import Left, Losses, Witness
 from tests.sim.virtualloop import virtual_loop
@@ -110,7 +109,7 @@ class Daemon(Node):
     """
 
     job: KnownJob | None  # and from then on all that follows
-    agreement: Agreement
+    barriers: Barriers
     maker: SimulatedRounds
     handler: LearnerHandler
     donor: StateDonor
@@ -149,18 +148,16 @@ class Daemon(Node):
     def _take_part(self, generation: Generation | None) -> None:
         job = self.job = KnownJob(self, self._knows() if generation is None else generation.members)
         if generation is not None:
-            job.take(generation)
+            job.take(generation, generation.ranks)
         rtt_s, disk, tasks, processes = self.world.setting.rtt_s, self.disk, self.tasks, self.processes
-        self.agreement = Agreement(job, self._agrees)
+        self.barriers = Barriers(job, self._tells)
         self.maker = SimulatedRounds(self)
-        self.handler = handler = LearnerHandler(
-            job, self.agreement, Figures(), Prepared(self, together=True), processes, tasks
-        )
+        self.handler = handler = LearnerHandler(job, self.barriers, Figures(), processes, tasks)
         self.checkpointer = Checkpointer(job, disk.checkpoints, SOFTWARE, handler.states, tasks, self.maker.model)
         self.donor = StateDonor(job, disk.states, handler, self.checkpointer, tasks)
         place = JobPlace(self.place, job, self.round_links, rtt_s, tasks, disk.states, Witness(self))
-        self.host = MembershipHost(place, handler, self.agreement, self.donor, self.checkpointer, self.maker, processes)
-        self.members = MemberHandler(job, self.agreement, self.host, processes)
+        self.host = MembershipHost(place, handler, self.barriers, self.donor, self.checkpointer, self.maker, processes)
+        self.members = MemberHandler(job, self.barriers, self.host, processes)
         if self.world.invites:
             job.state = JobState.RUNNING
             tasks.spawn(Inviter(self.place, job, self.world.members_max, self.host, tasks).run(), "invite")
@@ -169,12 +166,8 @@ class Daemon(Node):
         else:
             self.host.begin_with_all()
 
-    def _agrees(self, rank: int, message: Wire) -> None:
-        """All start equal here: that a learner is ready is all that there is to say."""
-        assert isinstance(message, StateReady), f"{self.name} prepares with nobody: {message}"
-        assert self.generation is not None
-        if rank in self.round_links:
-            self.round_links[rank].send(News(self.generation.hash64(), 0, message))
+    def _tells(self, rank: int, message: Wire) -> None:
+        raise AssertionError(f"{self.name}: no learner here enters a barrier: {message} to rank {rank}")
 
     @property
     def known_job(self) -> KnownJob:
@@ -190,7 +183,7 @@ class Daemon(Node):
 
     @property
     def founding(self) -> bool:
-        """It is to begin the job with the others, once more (J3): there is nothing yet that could be lost."""
+        """It is to begin the job with the others (G9): there is nothing yet that could be lost."""
         return self.job is not None and self.host.founding
 
     @property
@@ -284,11 +277,6 @@ class Daemon(Node):
     def learner_ended(self) -> None:
         """By its daemon's word: its history is left, and these rounds are closed, or are about to be."""
         self._going_back = self.rounds
-
-    def prepares(self) -> None:
-        """Its next process is to begin the job with the others'; perhaps all go back to where that was."""
-        if self._going_back is not None:
-            self.loads(Entry(anew=True))
 
     def loads(self, entry: Entry) -> None:
         """It takes part from the cut on; perhaps all go back."""

@@ -1,11 +1,13 @@
 """The disk of one daemon, and the memory that it shares with its learner: what becomes of bases outside of processes.
 
-A base is known by the chain id of the history whose rounds are in it, so a file holds no more than that.
+A base is known by the chain id of the history whose rounds are in it, and by whose start these were applied to (G9), so
+a file holds no more than that.
 """
 
 import asyncio
+import hashlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +29,7 @@ from meshwire.checkpoints.manifest import (
 from meshwire.jobs.checkpoint_schedule import CheckpointSchedule
 from meshwire.messages.generation import SavedState
 from meshwire.messages.job import BlobRef
+from meshwire.rounds.chain import START
 from tests.sim.clusterconnection import LinkEnd
 from tests.sim.clusterexchange import Slots
 from tests.sim.clustermoments import Moment
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
     from tests.sim.clusterlearner import Learner
 
 CHAIN_BYTES = 16
+ROUND_BYTES = 4
+START_BYTES = 12
 STORE_S = (0.02, 0.02, 1.5)  # to read and hash what a learner has written; by number
 
 
@@ -45,16 +50,23 @@ class State:
 
     round: int
     base: bytes
+    start: bytes
+
+    @classmethod
+    def first(cls, process: str) -> "State":
+        """What a process makes by its script's first lines, unlike any other's."""
+        return cls(0, START, hashlib.sha256(process.encode()).digest()[:START_BYTES])
 
     @property
     def blob(self) -> BlobRef:
         """Its one file, as it is offered to others."""
-        return BlobRef(sha256=self.base + self.round.to_bytes(CHAIN_BYTES, "big"), size_bytes=1)
+        return BlobRef(sha256=self.base + self.round.to_bytes(ROUND_BYTES, "big") + self.start, size_bytes=1)
 
     @classmethod
     def of(cls, blob: BlobRef) -> "State":
         """That is in the file."""
-        return cls(int.from_bytes(blob.sha256[CHAIN_BYTES:], "big"), blob.sha256[:CHAIN_BYTES])
+        base, rest = blob.sha256[:CHAIN_BYTES], blob.sha256[CHAIN_BYTES:]
+        return cls(int.from_bytes(rest[:ROUND_BYTES], "big"), base, rest[ROUND_BYTES:])
 
 
 class Disk:
@@ -89,7 +101,7 @@ class StateFolder:
     async def begin(self, number: int) -> Path:
         return self.folder / f"saved-{number}"
 
-    async def keep(self, number: int, units: int) -> tuple[BlobRef, ...]:
+    async def keep(self, number: int, units: Sequence[int]) -> tuple[BlobRef, ...]:
         blob = self._disk.written[self.folder / f"saved-{number}"].blob
         await asyncio.sleep(STORE_S[number % len(STORE_S)])
         self.lent[number] = blob
@@ -110,7 +122,7 @@ class StateFolder:
 
     # As who joins
 
-    async def fetch(self, units: Sequence[BlobRef], donor: Messenger, emit: Emit, pace: Pace) -> None:
+    async def fetch(self, units: Mapping[int, BlobRef], donor: Messenger, emit: Emit, pace: Pace) -> None:
         """J1: who loads a state finds it with its donor until the end, unless it was left out and has not heard yet."""
         daemon = self._daemon
         assert isinstance(donor, LinkEnd)
@@ -118,7 +130,7 @@ class StateFolder:
         daemon.world.moments.come(Moment.LOADS, daemon.number)
         if donor.closing:
             raise ConnectionEnded(f"the link to {donor.name} has ended")
-        (blob,) = units
+        (blob,) = units.values()
         giver = daemon.world.of_node(donor.link.other(daemon))
         if blob not in giver.disk.states.lent.values():
             generation = giver.generation
@@ -127,8 +139,8 @@ class StateFolder:
             raise RequestFailed(f"{giver.name} has no such file")
         self._disk.written[self.folder] = State.of(blob)
 
-    async def lay_out(self, units: Sequence[BlobRef]) -> None:
-        (blob,) = units
+    async def lay_out(self, units: Mapping[int, BlobRef]) -> None:
+        (blob,) = units.values()
         self._disk.written[self.folder] = State.of(blob)
 
 

@@ -17,7 +17,6 @@ from meshwire.frames.header import Flags, Header, Kind
 from meshwire.memory_layout.footprint import ROUND_OBJECTS_BYTES, UNAPPLIED_BYTES_MAX
 from meshwire.memory_layout.shared_slots import MemoryLayout
 from meshwire.messages.job import Generation
-from meshwire.messages.startup import StateReady
 from meshwire.rounds.effects import Message
 
 BUCKETS = 2
@@ -31,7 +30,7 @@ class News:
 
     generation: int
     complete: int
-    message: Message | StateReady | None
+    message: Message | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,8 @@ class Deal:
 
 
 class Learner:
-    """`base` is the chain id of the history whose rounds up to `applied` are in it.
+    """`base` is the chain id of the history whose rounds up to `applied` are in it; `start` whose start these were
+    applied to.
 
     Args:
         name: of this process, unlike any other's.
@@ -127,6 +128,7 @@ class Learner:
         self.rounds: WatchedRounds | None = None  # once it has a base
         self.alive = True
         self.base = b""
+        self.start = b""
         self.applied = 0
         self.pause_s = 0.0  # before its next step
         self.hang_s = 0.0  # in its next step
@@ -137,11 +139,12 @@ class Learner:
         before, self.memory.process = self.memory.process, self
         assert before is None or not before.alive or before is self, "J3: one process at a time writes into memory"
         self.rounds, self.applied, self.base = self._daemon.maker.watched, state.round, state.base
+        self.start = state.start
         self._keep()
 
     def _keep(self) -> None:
         """The process after it finds what it has, unless it dies while a round is on its way into its base."""
-        self.memory.kept.state, self.memory.kept.dirty = State(self.applied, self.base), False
+        self.memory.kept.state, self.memory.kept.dirty = State(self.applied, self.base, self.start), False
 
     def die(self) -> None:
         self.alive = False
@@ -182,7 +185,7 @@ class Learner:
             due = [save for save in self._saves if save.after_round <= self.applied]
             self._saves = [save for save in self._saves if save.after_round > self.applied]
             for save in due:
-                self._daemon.disk.written[Path(save.folder)] = State(self.applied, self.base)
+                self._daemon.disk.written[Path(save.folder)] = State(self.applied, self.base, self.start)
                 self._say(LearnerSaved(number=save.number, round=self.applied, units=1))
 
     # Rounds
@@ -270,6 +273,8 @@ class Learner:
         blocks = tuple(block for batch in batches for block in batch)
         name = f"{self.name}.{self._step}"
         if bucket == 0:
+            assert self.rounds is not None
+            self._daemon.world.contributes(self.rounds, self.start)
             self.memory.slots.put(self._step, name)
         samples = sum(block.end - block.first for block in blocks)
         ready = LearnerBucket(

@@ -5,13 +5,11 @@ job decides the host that ships.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshtraind.startup.requests import Preparation
-from meshtraind.transport.connection import Emit
 from meshtraind.transport.requests import RequestFailed
 from meshwire.frames.header import Header, Kind
 from meshwire.message_base import Wire
@@ -25,10 +23,9 @@ from meshwire.messages.learner import (
     RoundDone,
     StateTask,
 )
-from meshwire.rounds.chain import START
 from tests.sim.clusterdisk import State
 from tests.sim.clusterlearner import Learner
-from tests.sim.clusterrounds import MANIFEST, PLAN
+from tests.sim.clusterrounds import MANIFEST
 
 if TYPE_CHECKING:
     from meshtraind.rounds.driver import Rounds
@@ -38,28 +35,6 @@ LOCAL_S = 0.001  # between daemon and learner
 ENDED_S = 5 * LOCAL_S  # until a daemon sees that a process has ended
 HASH_S = 0.002  # from one daemon to another
 FAILED_S = 1.0  # until a script that gets no state has ended
-
-
-class Prepared(Preparation):
-    """Of learners that all start equal.
-
-    Args:
-        together: all have prepared before the cluster is looked at, and are ready at once.
-    """
-
-    def __init__(self, daemon: "Daemon", *, together: bool) -> None:
-        nothing: Callable[..., object] = lambda *_: None  # noqa: E731
-        job = daemon.known_job
-        super().__init__(job, {}, nothing, daemon.agreement, nothing)  # type: ignore[arg-type]
-        self.manifest, self.plan, self.samples = MANIFEST, PLAN, daemon.world.space
-        self._together = together
-
-    async def ready(self, emit: Emit) -> None:
-        if self._together:
-            self._agreement.found()
-        else:
-            self._agreement._starts_from = self._agreement._giver
-            await super().ready(emit)
 
 
 class Figures:
@@ -115,8 +90,11 @@ class LearnerProcesses:
 
     def found(self) -> None:
         """The first process begins the job with the others'."""
+        if not self._world.setting.begun:
+            self._run()
+            return
         process = self._process = self._new()
-        self._daemon.happen(lambda: self._attach(process, self._begin(process)))
+        self._daemon.happen(lambda: self._attach(process, self._join(process)))
 
     def kill(self) -> None:
         """Its process is killed; the daemon sees it end."""
@@ -146,12 +124,11 @@ class LearnerProcesses:
         if socket is not None:
             daemon.handler.lost(socket)
         if process is self._process:
-            founding = daemon.founding
             goes_on = daemon.host.learner_died(failed=failed)
             assert goes_on or self._world.failed, f"{daemon.name}: its learner has ended, and so would the job"
             if process is self._process:
                 self._process = None
-                if not self._given_up and not founding:  # else when the others have begun
+                if not self._given_up:
                     self._run()
         self._world.check(daemon)
 
@@ -170,8 +147,7 @@ class LearnerProcesses:
 
     def _call(self, process: Learner) -> None:
         if process is self._process and process.alive:
-            prepares = isinstance(self._daemon.handler.preparation, Preparation)
-            self._attach(process, self._begin(process) if prepares else self._join(process))
+            self._attach(process, self._join(process))
 
     def _attach(self, process: Learner, talk: Coroutine[object, object, None]) -> None:
         daemon = self._daemon
@@ -179,13 +155,8 @@ class LearnerProcesses:
         daemon.handler.attach(socket)
         self._talks[process] = daemon.tasks.spawn(talk, "learner's requests")
 
-    async def _begin(self, process: Learner) -> None:
-        """Its state is that of the start, which all have."""
-        await self._daemon.handler.request(LearnerReady(), _quiet)
-        process.hold(State(0, START))
-
     async def _join(self, process: Learner) -> None:
-        """As `meshtrain.prepare` asks in a job that runs: for the model, for a state, and whether it is taken in."""
+        """As `meshtrain.prepare` asks: for the model, for a state, and whether it is taken in."""
         daemon, request = self._daemon, self._daemon.handler.request
         try:
             await request(LearnerModel(manifest=MANIFEST, memory_bytes=0, samples=self._world.space), _quiet)
@@ -193,10 +164,14 @@ class LearnerProcesses:
             assert isinstance(task, StateTask)
             kept = process.memory.kept
             assert not task.kept or kept.round() == task.round, "J3: what is taken over is whole, and trusted"
-            state = kept.state if task.kept else daemon.disk.written[Path(task.folder)]
+            if task.kept:
+                state = kept.state
+            else:
+                state = daemon.disk.written[Path(task.folder)] if task.units else State.first(process.name)
             assert state is not None
             assert state.round == task.round, "J1: a learner holds the base that its daemon counts on"
             how = "finds the base after round {} in memory" if task.kept else "has loaded the base after round {}"
+            how = how if task.units else "gives its own start"
             self._world.tell(daemon.name, f"'s learner {how.format(state.round)}")
             process.hold(state)
             await request(LearnerReady(), _quiet)
@@ -227,9 +202,9 @@ class LearnerProcesses:
     def learner_comes(self) -> bool:
         return not self._given_up
 
-    def preparation(self) -> Preparation:
-        self._daemon.prepares()
-        return Prepared(self._daemon, together=False)
+    @property
+    def learner_given_up(self) -> bool:
+        return self._given_up
 
     def begin_learner(self) -> None:
         self.end_learner()
@@ -267,12 +242,6 @@ class LearnerProcesses:
     @property
     def who(self) -> str:
         return self._daemon.name
-
-    def first_rounds(self) -> "Rounds":
-        return self._daemon.host.first_rounds()
-
-    def begin_rounds(self) -> None:
-        self._daemon.host.begin()
 
     # What whoever hears the members asks of whoever runs the job
 

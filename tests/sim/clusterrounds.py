@@ -12,13 +12,12 @@ from meshtraind.executor.host import BindsOfRounds, RoundHost
 from meshtraind.rounds.catchup import Beginning
 from meshtraind.rounds.driver import JobModel, Rounds, RoundsOwner, RoundsPorts, RoundsStart
 from meshtraind.rounds.history import Entry
-from meshtraind.startup.requests import Preparation
+from meshtraind.startup.prepared import DescribedModel
 from meshwire.codecs.registry import parse_codec
 from meshwire.membership.lineage import rank_of
 from meshwire.message_base import Wire
-from meshwire.messages.generation import DealState
+from meshwire.messages.generation import DealState, Model
 from meshwire.messages.job import BlobRef, Generation, JobSpec
-from meshwire.messages.startup import Model
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import plan_buckets
 from meshwire.rounds.effects import Committed, Effect, LearnerCutOff, RoundComplete, StepDropped
@@ -88,8 +87,6 @@ class WatchedRounds:
         rank: int,
         generation: Generation,
         entry: Entry,
-        *,
-        loading: bool,
     ) -> None:
         self.daemon, self.world = daemon, daemon.world
         self._owner = owner
@@ -104,7 +101,7 @@ class WatchedRounds:
         self._told_s = self.world.now_s
         self._overdue = False  # the step that is dropped may have been nulled without limit (R5)
         model = JobModel(self.world.spec, MANIFEST, PLAN, self.world.space)
-        start = RoundsStart(rank, generation, entry, loading)
+        start = RoundsStart(rank, generation, entry)
         ports = RoundsPorts(daemon.round_links, daemon.maker.memory, self)
         self.shipped = Rounds(model, start, ports, self, self, rtt_s=RTT_S, stall_s=STALL_S)
         self.history, self.job_rounds = self.shipped._parts.history, self.shipped._parts.job_rounds
@@ -188,8 +185,7 @@ class WatchedRounds:
             case GenerationEntered():
                 assert self.daemon.generation is not None
                 self.generation = self.exchange.generation
-                of_now = self.generation == self.daemon.generation.hash64()
-                assert of_now or self.daemon.founding, "only before round 1 rounds are led through what was before them"
+                assert self.generation == self.daemon.generation.hash64()
             case RoundServed(done):
                 self._served(done)
         for effect in effects:
@@ -235,18 +231,18 @@ class SimulatedRounds:
     def new_memory(self) -> None:
         self.memory = Memory(self._daemon.world.sync.staleness)
 
-    def first(self, owner: RoundsOwner, prepared: Preparation, generation: Generation) -> Rounds:
-        return self._make(owner, generation, Entry(), loading=False)
+    def first(self, owner: RoundsOwner, prepared: DescribedModel, generation: Generation, beginning: Entry) -> Rounds:
+        return self._make(owner, generation, beginning)
 
     def loading(self, owner: RoundsOwner, generation: Generation, beginning: Beginning) -> Rounds:
         assert beginning.model.plan == PLAN.digest()
         self._daemon.loads(beginning.entry)
-        return self._make(owner, generation, beginning.entry, loading=True)
+        return self._make(owner, generation, beginning.entry)
 
-    def _make(self, owner: RoundsOwner, generation: Generation, entry: Entry, *, loading: bool) -> Rounds:
+    def _make(self, owner: RoundsOwner, generation: Generation, entry: Entry) -> Rounds:
         rank = rank_of(generation, self._daemon.member.device)
         assert rank is not None
-        self.watched = WatchedRounds(self._daemon, owner, rank, generation, entry, loading=loading)
+        self.watched = WatchedRounds(self._daemon, owner, rank, generation, entry)
         return self.watched.shipped
 
     def model(self) -> Model:

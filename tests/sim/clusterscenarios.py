@@ -52,7 +52,7 @@ def proposer_killed(cluster: Cluster) -> None:
 
     def kill_when_promised() -> None:
         promised = proposer.machine.promised
-        if promised is not None and promised.number == 2:
+        if promised is not None and promised.number == 3:
             cluster.clock.at(0.0012, partial(cluster.kill, proposer))
         else:
             cluster.clock.at(0.0002, kill_when_promised)

@@ -37,6 +37,7 @@ from meshwire.messages.generation import Holding, Standing
 from meshwire.messages.job import Generation, Member
 from meshwire.rounds.chain import START
 from meshwire.timeouts import Timeouts
+from tests.computing import computing
 from tests.sim.clusterline import Line
 
 JOB = "j" + "0" * 11
@@ -121,7 +122,7 @@ class Mesh:
         self._links: set[frozenset[int]] = set()
         self._queue: deque[tuple[int, int, Message | CatchUpFrom]] = deque()
         listed = tuple(Member(device=f"{n + 1:064x}", incarnation=n + 10, name=f"peer{n}") for n in range(members))
-        first = Generation.first(JOB, listed[0].device, listed)
+        first = computing(JOB, listed[0].device, listed)
         self.line = Line(first)
         self._went_on = {first.hash64()}
         self.peers = [Peer(self, rank, first) for rank in range(members)]

@@ -126,6 +126,7 @@ class LocalDaemon:
         self.silent = False
         self._errors: list[Exception] = []  # of learners against the protocol
         self._told_ready: set[int] = set()
+        self._given: dict[int, LearnerSaved] = {}  # the start state, by rank that loads it
         self._maps: dict[int, Values] = {}
         self._begins_from: StateTask | None = None
 
@@ -246,9 +247,7 @@ class LocalDaemon:
         """Before the learners come: all load what was saved after `round_`, or take over what one has `kept`."""
         for descriptor in self.kept:
             os.pwrite(descriptor, kept, 0)
-        self._begins_from = StateTask(
-            units=tuple(range(units)), folder=str(folder), write=False, round=round_, kept=bool(kept)
-        )
+        self._begins_from = StateTask(units=tuple(range(units)), folder=str(folder), round=round_, kept=bool(kept))
         self.rounds.complete = round_
         for learner in self.rounds.learners:
             learner.applied = learner.decided = learner.given = round_
@@ -345,21 +344,23 @@ class LocalDaemon:
                 if self._begins_from is not None:
                     return self._begins_from
                 self._put(self.states, rank, units)
-                self._until(lambda: set(self.states) == everyone)
-                wanted = sorted(self._wanted(rank) if rank else {n for other in everyone for n in self._wanted(other)})
-                if rank:
-                    self._until(lambda: not wanted or 0 in self.ready)
-                return StateTask(units=tuple(wanted), folder=str(self.folder / "state"), write=rank == 0)
+                folder = self.folder / "state" / str(rank)
+                if rank == 0:
+                    return StateTask(units=(), folder=str(folder))
+                self._until(lambda: 0 in self.ready)
+                folder.mkdir()
+                self._notify(0, Save(number=-rank, after_round=0, folder=str(folder), digests=units))
+                self._until(lambda: rank in self._given)
+                left_out = self._given[rank].left_out
+                return StateTask(
+                    units=tuple(unit for unit in range(len(units)) if unit not in left_out), folder=str(folder)
+                )
             case LearnerReady():
                 with self.lock:
                     self.ready.add(rank)
                     self.lock.notify_all()
-                self._until(lambda: self.ready == everyone)
                 return Done()
         raise ValueError(f"not a learner's request: {body}")
-
-    def _wanted(self, rank: int) -> set[int]:
-        return {unit for unit, digest in enumerate(self.states[0]) if digest != self.states[rank][unit]}
 
     def _notice(self, rank: int, body: Wire) -> None:
         with self.lock:
@@ -383,6 +384,8 @@ class LocalDaemon:
                     self.logs.append((rank, body))
                 case LearnerEncoder():
                     self.encoders.append((rank, body))
+                case LearnerSaved(number=number) if number < 0:
+                    self._given[-number] = body
                 case LearnerSaved():
                     self.saved.append((rank, body))
             if not isinstance(body, LearnerEncoder | LearnerHash | LearnerLog | LearnerSaved):

@@ -165,6 +165,8 @@ class JobQueries:
             if asyncio.get_running_loop().time() > deadline_s:
                 raise RequestFailed(f"job {body.job} has not ended within {CANCEL_TIMEOUT_S:.0f} s; try --now")
             await job.news(CANCEL_TIMEOUT_S)
+        if self._admission.revivals.waits(body.job):  # it was being laid down
+            self._admission.cancel(body.job, reason)
 
     async def leave(self, id_: str) -> None:
         """A person takes this device out of a job. Raises RequestFailed where the others could not go on."""

@@ -1,1 +1,1 @@
-"""How a learner gets into a job that runs: states are asked for, given, saved and loaded."""
+"""How a learner gets into a job, at its beginning or later: states are asked for, given, saved and loaded."""

@@ -18,9 +18,9 @@ from meshtraind.transport.requests import RequestFailed
 from meshwire.checkpoints.manifest import CheckpointFacts, GenerationRecord
 from meshwire.jobs.checkpoint_schedule import CheckpointTurn, schedule_of
 from meshwire.jobs.files import human_bytes
+from meshwire.messages.generation import Model
 from meshwire.messages.job import Generation
 from meshwire.messages.link import Software
-from meshwire.messages.startup import Model
 
 if TYPE_CHECKING:
     from meshtraind.rounds.driver import Rounds

@@ -1,20 +1,23 @@
-"""What a learner that joins a running job asks for: the job's model, and a state to begin from (J1, J3).
+"""What a learner asks for on its way into a job: that its model is the job's, and a state to begin from (G9, J1, J3).
 
-The counterpart of `Preparation`, which serves the learners that begin a job together.
+At a job's beginning all learners come in so, and together: one of them, the giver, begins from its own state, and
+all others have that. In a job that runs a state is that of a learner which computes.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from meshtraind.startup.beginning import JobBeginning
 from meshtraind.storage.background_pacing import Pacer
 from meshtraind.storage.fetch import Pace
 from meshtraind.transport.connection import Emit
 from meshtraind.transport.messenger import Messenger
 from meshtraind.transport.requests import ConnectionEnded, RequestFailed
 from meshwire import limits
-from meshwire.messages.generation import AskState, SavedState
+from meshwire.messages.generation import AskModel, AskState, Model, SavedState
 from meshwire.messages.job import BlobRef
 from meshwire.messages.learner import LearnerModel, LearnerState, StateTask, Waiting
 from meshwire.model.manifest import ModelManifest, first_difference
@@ -22,6 +25,8 @@ from meshwire.model.manifest import ModelManifest, first_difference
 if TYPE_CHECKING:
     from meshtraind.rounds.driver import Rounds
 
+START_TIMEOUT_S = 1800.0  # a slow laptop may import its libraries and load its data for long
+MODEL_TIMEOUT_S = 10.0
 STATE_TIMEOUT_S = 600.0  # a donor's learner may be in the middle of a long step or of an evaluation
 DONOR_TIMEOUT_S = 60.0  # for one to be linked
 COMPLETE_TIMEOUT_S = 600.0
@@ -36,8 +41,52 @@ class _NotNowError(RequestFailed):
     """A member has no state to give, yet."""
 
 
+class _OtherStateError(RequestFailed):
+    """A state that no learner of this script could load."""
+
+
+@dataclass(frozen=True, slots=True)
+class Giver:
+    """G9: the member whose state all start from, as this one knows it in the generation of now.
+
+    Attributes:
+        own: it is this device.
+        link: the way to it; None where there is none, or it is this device.
+        start: which start it gives, unlike any other of this job's: who has loaded another one begins anew.
+        decided: all members know that it is the giver, and no learner that it had is lost with what it gave.
+        gone: its script has ended for good.
+    """
+
+    rank: int
+    name: str
+    own: bool
+    link: Messenger | None
+    start: int
+    decided: bool
+    gone: bool
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} ({self.name})"
+
+
 class JoiningHost(Protocol):
     """Whoever has a learner join: from whom it may get a state, and who hears that it has. `MembershipHost` is one."""
+
+    @property
+    def who(self) -> str:
+        """This rank and device, for texts."""
+
+    @property
+    def beginning(self) -> JobBeginning:
+        """Where the job has begun."""
+
+    @property
+    def giver(self) -> Giver | None:
+        """Whose state all start from; None once learners compute."""
+
+    @property
+    def manifest(self) -> ModelManifest:
+        """Of the model that the rounds here are of."""
 
     @property
     def computing(self) -> Sequence[Messenger]:
@@ -55,6 +104,12 @@ class JoiningHost(Protocol):
     def carried_bytes(self) -> int:
         """The chunks that this device has passed on so far."""
 
+    async def first_rounds(self, body: LearnerModel) -> "Rounds":
+        """Makes the job's first rounds here, of the model that a learner has described. Raises RequestFailed."""
+
+    def plan_digest(self) -> bytes:
+        """Of the bucket plan of the rounds here."""
+
     def loaded(self, joining: "JoinRequests", round_: int) -> None:
         """The learner holds the base after this round."""
 
@@ -66,44 +121,52 @@ class ArrivingStates(Protocol):
     def folder(self) -> Path:
         """Where the learner reads it."""
 
-    async def fetch(self, units: Sequence[BlobRef], donor: Messenger, emit: Emit, pace: Pace) -> None:
+    async def fetch(self, units: Mapping[int, BlobRef], donor: Messenger, emit: Emit, pace: Pace) -> None:
         """Gets a state that the donor lends. Raises BlobError, RequestFailed, ConnectionEnded, TimeoutError."""
 
-    async def lay_out(self, units: Sequence[BlobRef]) -> None:
+    async def lay_out(self, units: Mapping[int, BlobRef]) -> None:
         """Puts a state there that lies on this device already. Raises BlobError."""
 
 
 class JoinRequests:
-    """Answers what a learner asks for that comes into a job that runs: the model, then a state of a member.
+    """Answers what one process of a learner asks for: whether its model is the job's, and a state to begin from.
 
     Every method raises RequestFailed with a text for the script.
 
     Args:
         job: its id.
-        manifest: the model that the others train.
+        rounds: of this device; None where no learner of the job has described its model here.
         kept: the learner of before has left the base after this round in memory (J3).
+
+    Attributes:
+        broken: the members cannot begin, and no other learner of the same script would.
+        start: which of the giver's its learner has, or was told to load; None: none.
+        own_start: that is its own.
     """
 
     def __init__(
-        self,
-        job: str,
-        rounds: "Rounds",
-        manifest: ModelManifest,
-        host: JoiningHost,
-        states: ArrivingStates,
-        kept: int | None = None,
+        self, job: str, rounds: "Rounds | None", host: JoiningHost, states: ArrivingStates, kept: int | None = None
     ) -> None:
         self._job = job
-        self._rounds = rounds
-        self._manifest = manifest
+        self._joins: Rounds | None = rounds
         self._host = host
         self._states = states
         self._kept = kept
         self._told_kept = False
         self._round = 0
+        self._digests: tuple[bytes, ...] = ()  # of the learner's own state, by unit
         self._pace: Pacer | None = None  # while a state is on its way
         # Of the rounds since a state was asked for: what comes must be the base of one.
         self._chains: dict[int, bytes | None] = {}
+        self.broken = False
+        self.start: int | None = None
+        self.own_start = False
+
+    @property
+    def _rounds(self) -> "Rounds":
+        if self._joins is None:
+            raise RequestFailed("the learner is ready before it has described its model")
+        return self._joins
 
     @property
     def kept(self) -> bool:
@@ -121,21 +184,103 @@ class JoinRequests:
 
     async def model(self, body: LearnerModel, emit: Emit) -> None:
         """Raises RequestFailed when it is another model than the others'."""
-        difference = first_difference(self._manifest, body.manifest)
+        if self._joins is None:
+            self._joins = await self._host.first_rounds(body)
+        difference = first_difference(self._host.manifest, body.manifest)
         if difference is not None:
             raise RequestFailed(f"the model of this peer is not the one that the others train: {difference}")
         if body.samples != self._rounds.sample_space:
             raise RequestFailed(f"the loader reads {body.samples}, the others' {self._rounds.sample_space}")
+        await self._compare(body.manifest, emit)
+
+    async def _compare(self, own: ModelManifest, emit: Emit) -> None:
+        """At the job's beginning: with the giver's."""
+        deadline_s = asyncio.get_running_loop().time() + START_TIMEOUT_S
+        while (giver := self._host.giver) is not None and not giver.own:
+            if giver.link is not None:
+                try:
+                    model = await giver.link.request(
+                        AskModel(job=self._job), timeout_s=MODEL_TIMEOUT_S, name=f"model of {giver.name}"
+                    )
+                except (RequestFailed, ConnectionEnded, TimeoutError):
+                    pass  # not yet; or another one is the giver soon
+                else:
+                    self._same(own, model, giver)
+                    return
+            await self._await_giver(giver, "to prepare the same model", emit, deadline_s)
+
+    def _same(self, own: ModelManifest, model: object, giver: Giver) -> None:
+        if not isinstance(model, Model):
+            raise RequestFailed(f"{giver} answered with {type(model).__name__}")
+        difference = first_difference(model.manifest, own)
+        if difference is not None:
+            self.broken = True
+            raise RequestFailed(f"the models of {giver} and {self._host.who} differ: {difference}")
+        if model.plan != self._host.plan_digest():
+            self.broken = True
+            raise RequestFailed(
+                f"{self._host.who} plans its buckets differently from {giver}: "
+                "install the same version of meshtraind on both"
+            )
+
+    async def _await_giver(self, giver: Giver, what: str, emit: Emit, deadline_s: float) -> None:
+        """A moment. Raises RequestFailed where the giver will never come."""
+        if giver.gone:
+            self.broken = True
+            raise RequestFailed(f"{giver} ended its script; waiting {what} is in vain")
+        if asyncio.get_running_loop().time() > deadline_s:
+            self.broken = True
+            raise RequestFailed(f"waited {START_TIMEOUT_S:.0f} s for {giver} {what}")
+        emit(Waiting(reason=f"waiting for {giver} {what}"))
+        await asyncio.sleep(POLL_S)
 
     async def state(self, body: LearnerState, emit: Emit) -> StateTask:
-        """Gets a state of what is complete now, or later, from a member that computes, if memory holds none."""
+        """Gets a state of what is complete now, or later, from a member that computes, if memory holds none; at the
+        job's beginning that of the giver."""
+        self._digests = body.units
+        giver = self._host.giver
         if self._kept is not None:
             self._told_kept = True
             self._round = self._kept
+            self.start = None if giver is None else giver.start
             units = tuple(range(len(body.units)))
-            return StateTask(units=units, folder=str(self._states.folder), write=False, round=self._kept, kept=True)
+            return StateTask(units=units, folder=str(self._states.folder), round=self._kept, kept=True)
+        if giver is not None:
+            task = await self._begin(body, emit)
+            if task is not None:
+                return task
+        return await self._join(body, emit)
+
+    async def _begin(self, body: LearnerState, emit: Emit) -> StateTask | None:
+        """G9. None: others compute already."""
+        deadline_s = asyncio.get_running_loop().time() + START_TIMEOUT_S
         after_round = self._rounds.learner.loads()
-        asked = AskState(job=self._job, after_round=after_round)
+        if (task := self._host.beginning.task(body)) is not None:
+            self._round = after_round
+            return task
+        asked = AskState(job=self._job, after_round=after_round, digests=self._digests)
+        while (giver := self._host.giver) is not None:
+            if giver.own and giver.decided:
+                self.start, self.own_start, self._round = giver.start, True, after_round
+                return StateTask(units=(), folder=str(self._states.folder), round=after_round)
+            try:
+                if giver.link is not None and giver.decided:
+                    task = await self._load_from(giver.link, asked, len(body.units), emit)
+                    now = self._host.giver
+                    if now is None or now.start == giver.start:
+                        self.start = giver.start
+                        return task
+            except _OtherStateError as error:
+                self.broken = True
+                raise RequestFailed(f"the state of {giver}: {error}") from None
+            except (RequestFailed, ConnectionEnded, TimeoutError) as error:  # not yet; or another one gives it soon
+                emit(Waiting(reason=f"the state of {giver}: {error}"[: limits.ERROR_CHARS_MAX]))
+            await self._await_giver(giver, "to give its state", emit, deadline_s)
+        return None
+
+    async def _join(self, body: LearnerState, emit: Emit) -> StateTask:
+        after_round = self._rounds.learner.loads()
+        asked = AskState(job=self._job, after_round=after_round, digests=self._digests)
         self._note_chain(after_round)
         loop = asyncio.get_running_loop()
         began_s = loop.time()
@@ -149,7 +294,7 @@ class JoinRequests:
                     return task
             for donor in computing or self._host.others:
                 if computing and self._rounds.hold_others_up:  # the one of now may wait for this device, too
-                    asked = AskState(job=self._job, after_round=self._rounds.learner.loads_anew())
+                    asked = asked.model_copy(update={"after_round": self._rounds.learner.loads_anew()})
                     self._note_chain(asked.after_round)
                 try:
                     return await self._load_from(donor, asked, len(body.units), emit)
@@ -178,12 +323,13 @@ class JoinRequests:
             raise RequestFailed(f"it answered with {type(saved).__name__}")
         if saved.round < asked.after_round:
             raise RequestFailed(f"it offers the state after round {saved.round}, not after {asked.after_round}")
-        if len(saved.units) != units:
-            raise RequestFailed(f"it has {len(saved.units)} units of state, this peer {units}")
+        if saved.count != units or len(saved.by_number) != len(saved.units):
+            raise _OtherStateError(f"it has {saved.count} units of state, this peer {units}")
         await self._check_history(saved, donor, emit)
         self._pace = Pacer(self)
         try:
-            await self._states.fetch(saved.units, donor, emit, self._pace)
+            if saved.units:
+                await self._states.fetch(saved.by_number, donor, emit, self._pace)
         finally:
             self._pace = None
         return self._task(saved)
@@ -191,8 +337,7 @@ class JoinRequests:
     def _task(self, saved: SavedState) -> StateTask:
         self._round = saved.round
         self._chains.clear()
-        units = tuple(range(len(saved.units)))
-        return StateTask(units=units, folder=str(self._states.folder), write=False, round=saved.round)
+        return StateTask(units=tuple(saved.by_number), folder=str(self._states.folder), round=saved.round)
 
     async def _load_own(self, asked: AskState, units: int) -> StateTask | None:
         """From what is on this disk; None: there is nothing of the history that is kept."""
@@ -200,9 +345,9 @@ class JoinRequests:
             saved = await self._host.own_state(asked)
         except RequestFailed:
             return None
-        if len(saved.units) != units or self._rounds.chain_after(saved.round) != saved.chain:
+        if saved.count != units or self._rounds.chain_after(saved.round) != saved.chain:
             return None
-        await self._states.lay_out(saved.units)
+        await self._states.lay_out(saved.by_number)
         return self._task(saved)
 
     async def _check_history(self, saved: SavedState, donor: Messenger, emit: Emit) -> None:
@@ -230,8 +375,8 @@ class JoinRequests:
 
     @property
     def hold_others_up(self) -> bool:
-        """No more rounds can be kept for the learner: all members wait for it (R5, M1)."""
-        return self._rounds.hold_others_up
+        """All members wait for the learner: no more rounds can be kept for it (R5, M1), or none has begun."""
+        return self._rounds.hold_others_up or self._host.giver is not None
 
     def round_complete(self, round_: int) -> None:
         """The next round is complete here."""
@@ -243,6 +388,6 @@ class JoinRequests:
     def _note_chain(self, round_: int) -> None:
         self._chains[round_] = self._rounds.chain_after(round_)
 
-    async def ready(self, emit: Emit) -> None:
+    def ready(self) -> None:
         """The learner holds the state: it is taken in with the next generation."""
         self._host.loaded(self, self._round)

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
@@ -77,7 +78,7 @@ class LentStates(Protocol):
     async def begin(self, number: int) -> Path:
         """A new folder, in which the learner writes a state."""
 
-    async def keep(self, number: int, units: int) -> tuple[BlobRef, ...]:
+    async def keep(self, number: int, units: Sequence[int]) -> tuple[BlobRef, ...]:
         """Lends what it has written there, until `release`. Raises BlobError."""
 
     async def offer(self, number: int, checkpoint: Checkpoint) -> SavedState:
@@ -119,8 +120,17 @@ class SavedHere(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class _HeldState:
+    """`digests`: of those units that were left out, of whoever it was written for."""
+
     number: int
     saved: SavedState
+    digests: tuple[bytes, ...] = ()
+
+    def suits(self, asked: AskState) -> bool:
+        """Whether it is new enough, and what it leaves out is with this asker, too."""
+        left_out, count = self.saved.left_out, len(asked.digests)
+        equal = all(unit < count and asked.digests[unit] == self.digests[unit] for unit in left_out)
+        return self.saved.round >= asked.after_round and equal
 
 
 class StateDonor:
@@ -158,9 +168,9 @@ class StateDonor:
         """
         async with self._lock:
             newest = self._newest
-            if newest is None or newest.saved.round < body.after_round:
+            if newest is None or not newest.suits(body):
                 forgotten = self._forgotten
-                newest = await self._newer(body.after_round)
+                newest = await self._newer(body)
                 if forgotten == self._forgotten:  # else it is of the history before, which its asker may have still
                     self._newest = newest
             self._loans.give(device, newest, promised or self._job.generation)
@@ -168,30 +178,32 @@ class StateDonor:
             self._give_up()
             return given
 
-    async def _newer(self, after_round: int) -> _HeldState:
+    async def _newer(self, asked: AskState) -> _HeldState:
         if self._closed:
             raise RequestFailed(f"job {self._job.spec.job} has ended there")
         number = next(self._numbers)
         try:
-            saved = await self._saved(number, after_round)
+            saved = await self._saved(number, asked)
         except BaseException:
             await self._delete(number)
             raise
-        self._held.append(held := _HeldState(number, saved))
+        self._held.append(held := _HeldState(number, saved, asked.digests))
         return held
 
-    async def _saved(self, number: int, after_round: int) -> SavedState:
+    async def _saved(self, number: int, asked: AskState) -> SavedState:
         checkpoint = self._checkpoints.newest
-        if checkpoint is not None and checkpoint.round >= after_round:
+        if checkpoint is not None and checkpoint.round >= asked.after_round:
             return await self._states.offer(number, checkpoint)
         folder = await self._states.begin(number)
         try:
-            saved = await self._learner.states.save(after_round, folder, SAVE_TIMEOUT_S)
+            saved = await self._learner.states.save(asked.after_round, folder, SAVE_TIMEOUT_S, asked.digests)
             rounds = self._learner.rounds
             chain = None if rounds is None else rounds.chain_after(saved.round)
             if chain is None:
                 raise RequestFailed(f"its learner took too long to write the state after round {saved.round}")
-            return SavedState(round=saved.round, chain=chain, units=await self._states.keep(number, saved.units))
+            written = [unit for unit in range(saved.units) if unit not in {*saved.left_out}]
+            lent = await self._states.keep(number, written)
+            return SavedState(round=saved.round, chain=chain, units=lent, left_out=saved.left_out)
         finally:
             await self._states.discard(number)
 
@@ -220,9 +232,9 @@ class StateDonor:
         return None if self._newest is None else self._newest.saved
 
     def newest_round(self) -> int | None:
-        """After which the newest state is that can be given without a learner; None: there is none."""
+        """After which the newest state is that can be given without a learner to whoever asks; None: there is none."""
         checkpoint = self._checkpoints.newest
-        rounds = [self._newest.saved.round] if self._newest is not None else []
+        rounds = [self._newest.saved.round] if self._newest is not None and not self._newest.saved.left_out else []
         return max(rounds + ([checkpoint.round] if checkpoint is not None else []), default=None)
 
     def forget(self) -> None:

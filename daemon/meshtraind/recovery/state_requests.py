@@ -28,11 +28,14 @@ class StateRequests:
         self._number = 0
         self._asked: dict[int, asyncio.Future[LearnerSaved]] = {}
 
-    async def save(self, after_round: int, folder: Path, timeout_s: float | None = None) -> LearnerSaved:
+    async def save(
+        self, after_round: int, folder: Path, timeout_s: float | None = None, digests: tuple[bytes, ...] = ()
+    ) -> LearnerSaved:
         """The base, after this round or a later one, lies in `folder`, one file for each unit (J1).
 
         Args:
             timeout_s: None: as long as the learner lives.
+            digests: of the units of whoever is to load them; what is equal there is left out.
 
         Raises:
             RequestFailed: it cannot write it, has ended, or reaches no boundary in time.
@@ -42,7 +45,7 @@ class StateRequests:
         self._number += 1
         number = self._number
         self._asked[number] = asyncio.get_running_loop().create_future()
-        self._learner.notify(Save(number=number, after_round=after_round, folder=str(folder)))
+        self._learner.notify(Save(number=number, after_round=after_round, folder=str(folder), digests=digests))
         try:
             async with asyncio.timeout(timeout_s):
                 saved = await self._asked[number]

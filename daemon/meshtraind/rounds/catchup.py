@@ -16,13 +16,13 @@ from meshwire.messages.generation import (
     DealState,
     Enter,
     FetchRound,
+    Model,
     PathStep,
     ServedRound,
     Standing,
 )
 from meshwire.messages.job import Fetched
 from meshwire.messages.learner import SampleSpace
-from meshwire.messages.startup import Model
 
 REQUEST_TIMEOUT_S = 10.0
 ROUNDS_AT_ONCE = 8  # all others wait, and one after the other each would cost them a round trip
@@ -149,7 +149,7 @@ async def fetch_beginning(source: Messenger, job: str, enter: Enter) -> Beginnin
     reply = await source.request(asked, timeout_s=REQUEST_TIMEOUT_S, name="the deal of samples")
     if not isinstance(model, Model) or not isinstance(reply, CaughtUp):
         raise RequestFailed(f"the source answered with {type(model).__name__} and {type(reply).__name__}")
-    anew = enter.way == "back"
+    anew = enter.way == "back" or bool(enter.awaited)
     entry = Entry(enter.cut, enter.chain, reply.seen, reply.deal, enter.counted, enter.learning, anew)
     return Beginning(model, reply.samples, entry, reply.barrier, reply.path)
 

@@ -54,18 +54,16 @@ class JobModel:
 
 @dataclass(frozen=True, slots=True)
 class RoundsStart:
-    """Where this member's rounds begin.
+    """Where this member's rounds begin. It has no learner yet, and enters by `GenerationChange.enter`.
 
     Attributes:
         generation: in which.
         entry: after which round, with what.
-        loading: it has no learner yet, and enters by `GenerationChange.enter`.
     """
 
     rank: int
     generation: Generation
     entry: Entry
-    loading: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +128,7 @@ class Rounds:
         self._samples = model.samples
         self._loop = asyncio.get_running_loop()
         staleness = spec.sync.staleness
-        in_the_middle = beginning.loading and not entry.anew
+        in_the_middle = not entry.anew
         first = None if in_the_middle else entry.complete + 1
         plane = ports.planes.make(rank, generation, first, host=self, binds=self)
         round_bytes = plane.round_bytes(spec.peers_max or len(generation.members))
@@ -157,9 +155,8 @@ class Rounds:
         self.crossing = GenerationChange(self._parts, self._performer, counted, learning)
         loadable_after = entry.complete + (builds_on(parse_codec(spec.codec), staleness) if in_the_middle else 0)
         self.learner = LearnerInputs(self._parts, self._performer, self, loadable_after)
-        if beginning.loading:
-            self.crossing.fence()
-            self.learner.dead("its script has not loaded yet")
+        self.crossing.fence()
+        self.learner.dead("its script has not loaded yet")
         self._stall = StallWatch(stall_s)
         self.closed = False
 

@@ -17,7 +17,6 @@ from meshwire.rounds.inputs import (
     BarrierEntered,
     BarrierFull,
     BaseLoaded,
-    LearnerBegins,
     LearnerDied,
     LearnerGone,
     LearnerLoads,
@@ -45,10 +44,6 @@ class LearnerInputs:
         self._loop = asyncio.get_running_loop()
         self._in_barrier_s = self._loop.time()
         self.samples = 0
-
-    def begin(self) -> None:
-        """All members are ready: the learner is told to begin its first step."""
-        self._performer.handle(LearnerBegins())
 
     def bucket(self, message: LearnerBucket) -> None:
         """A bucket lies in the raw slot."""

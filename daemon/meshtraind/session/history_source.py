@@ -6,8 +6,7 @@ from typing import Protocol
 from meshtraind.rounds.catchup import HeldRounds, answer_catch_up, answer_fetch_round
 from meshtraind.transport.requests import RequestFailed
 from meshwire.message_base import Wire
-from meshwire.messages.generation import AskModel, CatchUp, FetchRound, PathStep
-from meshwire.messages.startup import Model
+from meshwire.messages.generation import AskModel, CatchUp, FetchRound, Model, PathStep
 
 GO_BACK_TIMEOUT_S = 5.0  # until the source of a saved state has gone back to it
 GO_BACK_POLL_S = 0.02

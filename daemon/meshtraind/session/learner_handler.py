@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from meshtraind.recovery.join_requests import JoinRequests
 from meshtraind.recovery.state_requests import StateRequests
 from meshtraind.runtime.tasks import TaskSet
-from meshtraind.startup.agreement import Agreement
-from meshtraind.startup.requests import PREPARED_TWICE, Preparation
+from meshtraind.session.barriers import Barriers
 from meshtraind.storage.blob_writer import BlobError
 from meshtraind.storage.cleanup import DATA
 from meshtraind.storage.fetch import output_folder
@@ -44,6 +43,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+PREPARED_TWICE = "meshtrain.prepare was called twice; call it once in a script"
+
 
 class LearnerOwner(Protocol):
     """Whoever runs the job that the learner computes for."""
@@ -51,12 +52,6 @@ class LearnerOwner(Protocol):
     @property
     def who(self) -> str:
         """This rank and device, for texts."""
-
-    def first_rounds(self) -> "Rounds":
-        """Makes the job's first rounds. Raises RequestFailed when the learner has not described its model."""
-
-    def begin_rounds(self) -> None:
-        """All members are ready: round 1."""
 
     def fail(self, reason: str) -> None:
         """Ends the job: its learner does not do what learners do."""
@@ -98,26 +93,23 @@ class StepFigures(Protocol):
 class LearnerHandler:
     """What is said to and by the learners of one job here, one process after the other.
 
-    Args:
-        preparation: serves the first one, until it is ready.
-
     Attributes:
+        requests: serves the process of now, until it is ready.
         attached: whether the learner has called.
-        rounds: None before the learner is ready, and while this member has no history.
+        rounds: None before the model is known here, and while this member has no history.
         states: asks the learner for its state.
     """
 
     def __init__(
         self,
         job: Job,
-        agreement: Agreement,
+        barriers: Barriers,
         metrics: StepFigures,
-        preparation: Preparation,
         owner: LearnerOwner,
         tasks: TaskSet,
     ) -> None:
         self._job = job
-        self._agreement = agreement
+        self._barriers = barriers
         self._metrics = metrics
         self._owner = owner
         self._tasks = tasks
@@ -126,21 +118,20 @@ class LearnerHandler:
         self._ready = False
         self._in_barrier: asyncio.Task[None] | None = None
         self.states = StateRequests(self)
-        self.preparation: Preparation | JoinRequests = preparation
+        self.requests: JoinRequests | None = None
         self.attached = False
         self.rounds: Rounds | None = None
 
-    def begin_anew(self, rounds: "Rounds | None", preparation: Preparation | JoinRequests) -> None:
-        """Serves another process, which will call and load its state from a member that computes; or, before round 1,
-        prepare with the others."""
+    def begin_anew(self, rounds: "Rounds | None", requests: JoinRequests) -> None:
+        """Serves another process, which will call and get its state."""
         self.let_go("another learner takes its place")
-        self.preparation = preparation
+        self.requests = requests
         self.rounds = rounds
 
     def let_go(self, reason: str) -> None:
         """Hears the process of now no more, however much of what it said is still to be read."""
         self.states.learner_lost()
-        self._agreement.learner_lost()
+        self._barriers.learner_lost()
         if self._in_barrier is not None:
             self._in_barrier.cancel()
             self._in_barrier = None
@@ -190,24 +181,19 @@ class LearnerHandler:
             self._answering -= 1
 
     async def _answer(self, body: Wire, emit: Emit) -> Wire:
-        preparation = self.preparation
+        requests = self.requests
+        assert requests is not None, "no process was started"
+        if self._ready:
+            raise RequestFailed(PREPARED_TWICE)
         match body:
             case LearnerModel():
-                await preparation.model(body, emit)
+                await requests.model(body, emit)
                 return Done()
             case LearnerState():
-                return await preparation.state(body, emit)
+                return await requests.state(body, emit)
             case LearnerReady():
-                if self._ready:
-                    raise RequestFailed(PREPARED_TWICE)
                 self._ready = True
-                begins = self.rounds is None
-                if self.rounds is None:
-                    self.rounds = self._owner.first_rounds()
-                await preparation.ready(emit)
-                if begins:
-                    # After the answer: what follows from the start are notices, which the learner reads then.
-                    asyncio.get_running_loop().call_soon(self._owner.begin_rounds)
+                requests.ready()
                 return Done()
         raise RequestFailed(f"a learner does not ask for {type(body).__name__}")
 
@@ -261,7 +247,7 @@ class LearnerHandler:
 
     async def _barrier(self, rounds: "Rounds | None", number: int, reached: int) -> None:
         try:
-            newest = await self._agreement.barrier(number, reached, self.notify)
+            newest = await self._barriers.barrier(number, reached, self.notify)
         except RequestFailed as error:
             text = str(error)[: limits.ERROR_CHARS_MAX]
             if rounds is None:
@@ -273,7 +259,7 @@ class LearnerHandler:
             self.notify(BarrierPassed(number=number, error=None))
         else:
             for rank in range(len(self._job.members)):
-                rounds.peer_in_barrier(rank, inside=self._agreement.in_barrier(rank))
+                rounds.peer_in_barrier(rank, inside=self._barriers.in_barrier(rank))
             rounds.learner.all_in_barrier(newest)
 
     # What it is told
@@ -286,7 +272,7 @@ class LearnerHandler:
     @property
     def has_base(self) -> bool:
         """A learner holds the base, or the next one will find it in memory."""
-        return self.ready or (isinstance(self.preparation, JoinRequests) and self.preparation.kept)
+        return self.ready or (self.requests is not None and self.requests.kept)
 
     @property
     def ready(self) -> bool:

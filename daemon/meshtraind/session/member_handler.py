@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Protocol
 
-from meshtraind.startup.agreement import Agreement, News
+from meshtraind.session.barriers import Barriers
 from meshtraind.storage.job_record import Job
 from meshwire.frames.header import Header
 from meshwire.message_base import Wire
@@ -11,8 +11,6 @@ from meshwire.rounds.effects import Message
 
 if TYPE_CHECKING:
     from meshtraind.rounds.driver import Rounds
-
-NEWS_TYPES = News.__args__
 
 
 class MemberJudge(Protocol):
@@ -42,9 +40,9 @@ class JobOwner(Protocol):
 class MemberHandler:
     """What the other members of one job say, checked and handed to the job's parts."""
 
-    def __init__(self, job: Job, agreement: Agreement, membership: MemberJudge, owner: JobOwner) -> None:
+    def __init__(self, job: Job, barriers: Barriers, membership: MemberJudge, owner: JobOwner) -> None:
         self._job = job
-        self._agreement = agreement
+        self._barriers = barriers
         self._membership = membership
         self._owner = owner
 
@@ -59,21 +57,21 @@ class MemberHandler:
                 if rounds.takes(header.generation):
                     rounds.peer_complete(rank, header.complete)
                 rounds.peer_measured(body)
-            self._agreement.wake()
+            self._barriers.wake()
             self._owner.member_reported()
         elif isinstance(body, End):
             self._owner.member_ended(rank, body)
         elif isinstance(body, BaseHash):
             self._job.take_hash(body, header.generation)
-        elif isinstance(body, NEWS_TYPES):
-            if wrong := self._agreement.news(body, header.generation):
+        elif isinstance(body, BarrierReached):
+            if wrong := self._barriers.reached(body):
                 return wrong
-            if isinstance(body, BarrierReached) and rounds is not None:
-                rounds.peer_in_barrier(rank, inside=self._agreement.in_barrier(rank))
+            if rounds is not None:
+                rounds.peer_in_barrier(rank, inside=self._barriers.in_barrier(rank))
         elif not isinstance(body, Message):
             return f"a member does not send {type(body).__name__}"
         elif rounds is not None and rounds.takes(header.generation):
-            rounds.message(rank, body, behind=not self._agreement.in_barrier(rank))
+            rounds.message(rank, body, behind=not self._barriers.in_barrier(rank))
             rounds.peer_complete(rank, header.complete)
         return None
 

@@ -20,6 +20,7 @@ from meshtraind.rounds.catchup import (
 )
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session.membership_recorder import MembershipWitness
+from meshtraind.startup.beginning import JobBeginning
 from meshtraind.storage.job_record import Job
 from meshtraind.transport.messenger import Messenger
 from meshtraind.transport.requests import ConnectionEnded, RequestFailed
@@ -125,8 +126,7 @@ class MemberNode(Protocol[M_co]):
 
 
 class Crossing(Protocol):
-    """What leads this member's part in a job from one generation into the next: its rounds; before round 1 what waits
-    for them."""
+    """What leads this member's part in a job from one generation into the next: its rounds."""
 
     def fence(self) -> None:
         """G2: from now on nothing of the generation is sent, completed or taken."""
@@ -176,7 +176,11 @@ class Host(Protocol):
 
     @property
     def founding(self) -> bool:
-        """Whether round 1 has not begun here."""
+        """Whether the job is at its beginning here: it has gone on in no generation in which learners compute (G9)."""
+
+    @property
+    def beginning(self) -> JobBeginning:
+        """Where the job has begun."""
 
     def holding(self) -> Holding:
         """What there is here, beside rounds, to go on from where no learner computes (J3)."""
@@ -191,7 +195,7 @@ class Host(Protocol):
         """Where all go back to where the job has begun: the samples in the rounds up to there. None: somewhere else."""
 
     def begin_anew(self, generation: Generation) -> None:
-        """Drops what there is here, and prepares with all others once more, as before round 1."""
+        """Drops what there is here: the job is at its beginning again."""
 
     def entered(self, generation: Generation) -> None:
         """The generation was entered; a loading member may start its learner."""
@@ -263,7 +267,8 @@ class MembershipDriver(Generic[M]):
         self._armed_s = 0.0  # for when
         self._catching_up: asyncio.Task[None] | None = None
         self._fenced_at_s: float | None = None
-        self._asking: dict[str, AskIn] = {}  # before round 1, when there is nothing yet that they could be given
+        self._asking: dict[str, AskIn] = {}  # at the beginning, when there is nothing yet that they could be given
+        self._enter_of_now: Enter | None = None
         self._closed = False
         self._path = Path()
         self._parting: Parting | None = None  # while this device, out of all generations, saves what is given up
@@ -313,8 +318,25 @@ class MembershipDriver(Generic[M]):
         """Whether it is refused now: what it sent belongs nowhere."""
         return self._machine.refuses(device)
 
+    @property
+    def enter_of_now(self) -> Enter | None:
+        """By which the generation of now was entered; None before there is one."""
+        if self._enter_of_now is None and self._job.generation is not None:
+            self._enter_of_now = _first_enter(self._job.generation, self._host.beginning)
+        return self._enter_of_now
+
+    def lead(self, crossing: Crossing) -> None:
+        """Rounds are made at the job's beginning: they are where this member is."""
+        generation, enter, phase = self._job.generation, self.enter_of_now, self._machine.phase
+        assert generation is not None
+        assert enter is not None
+        if phase in (MembershipPhase.ENTERED, MembershipPhase.RUNNING):
+            crossing.enter(generation, enter)
+        if phase is MembershipPhase.RUNNING:
+            crossing.resume(generation)
+
     def begun(self) -> None:
-        """Round 1 begins: who asked in before is taken in now."""
+        """Learners compute: who asked in before is taken in now."""
         asking, self._asking = self._asking, {}
         for device, body in asking.items():
             self.notice(device, body)
@@ -346,6 +368,11 @@ class MembershipDriver(Generic[M]):
     def running(self) -> bool:
         """Rounds go on."""
         return self._machine.phase is MembershipPhase.RUNNING
+
+    @property
+    def fenced(self) -> bool:
+        """Another generation is promised, and not entered."""
+        return self._machine.phase in (MembershipPhase.PROMISED, MembershipPhase.CATCHING_UP)
 
     @property
     def out(self) -> bool:
@@ -526,6 +553,10 @@ class MembershipDriver(Generic[M]):
         if crossing is not None:
             crossing.fence()
             standing = crossing.standing()
+        elif self._host.founding and self._job.generation is not None:
+            begins, of_now = self._host.beginning, self._job.generation.hash64()
+            chains = (begins.chain,)
+            standing = Standing(generation=of_now, number=0, complete=begins.round, chains=chains, samples=0, linked=())
         else:
             standing = Standing(generation=None, number=0, complete=0, chains=(), samples=0, linked=())
         standing = standing.model_copy(update={"holding": self._host.holding()})
@@ -599,11 +630,14 @@ class MembershipDriver(Generic[M]):
 
     def _enter(self, generation: Generation, enter: Enter) -> None:
         self._job.hashes.forget(above=enter.cut)
-        self._job.take(generation)
+        self._job.take(generation, enter.awaited)
+        self._enter_of_now = enter
+        for member in generation.live.values():
+            self._asking.pop(member.device, None)  # it is in
         self._use_links()
         crossing = self._host.crossing
-        assert crossing is not None
-        crossing.enter(generation, enter)
+        if crossing is not None:  # else its learner has not described its model
+            crossing.enter(generation, enter)
         rounds = self._host.rounds
         self._path.entered(generation, enter.cut, rounds.history_samples if rounds is not None else 0)
         fenced_s = 0.0 if self._fenced_at_s is None else self._loop.time() - self._fenced_at_s
@@ -619,10 +653,10 @@ class MembershipDriver(Generic[M]):
 
     def _resume(self, generation: Generation, begins: bool) -> None:
         crossing = self._host.crossing
-        assert crossing is not None
         self._fenced_at_s = None
-        crossing.resume(generation)
-        if begins and not self._host.founding:  # before round 1 its process is still to prepare
+        if crossing is not None:
+            crossing.resume(generation)
+        if begins:
             assert self._host.rounds is not None
             self._host.rounds.crossing.take_in()
         log.info("job %s: generation %d goes on", self._job.spec.job, generation.number)
@@ -651,3 +685,18 @@ class MembershipDriver(Generic[M]):
     def _timer_fired(self) -> None:
         self._timer = None
         self._take(TimerDue())
+
+
+def _first_enter(generation: Generation, beginning: JobBeginning) -> Enter:
+    """As if the job's first generation, which its submitter has committed, had followed another one."""
+    return Enter(
+        job=generation.job,
+        generation=generation.hash64(),
+        cut=beginning.round,
+        chain=beginning.chain,
+        source=generation.ranks[0],
+        complete=tuple((rank, beginning.round) for rank in generation.ranks),
+        reload=(),
+        awaited=generation.ranks,
+        giver=generation.ranks[0],
+    )

@@ -11,26 +11,25 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from meshtraind.recovery.checkpointer import Checkpointer, Written
-from meshtraind.recovery.join_requests import ArrivingStates, JoinRequests
+from meshtraind.recovery.join_requests import START_TIMEOUT_S, ArrivingStates, Giver, JoinRequests
 from meshtraind.recovery.state_donor import StateDonor
 from meshtraind.rounds.catchup import Beginning
 from meshtraind.rounds.history import Entry
 from meshtraind.runtime.tasks import TaskSet
+from meshtraind.session.barriers import Barriers
 from meshtraind.session.history_source import AskedOfHistory, HistorySource
 from meshtraind.session.learner_handler import LearnerHandler
 from meshtraind.session.membership_driver import MemberNode, MembershipDriver
 from meshtraind.session.membership_recorder import MembershipWitness
-from meshtraind.startup.agreement import Agreement
-from meshtraind.startup.before_round_one import Founding
 from meshtraind.startup.beginning import JobBeginning
-from meshtraind.startup.requests import Preparation
+from meshtraind.startup.prepared import DescribedModel, described_model
 from meshtraind.storage.job_record import Job
 from meshtraind.transport.messenger import Messenger
 from meshtraind.transport.requests import RequestFailed
 from meshwire.message_base import Wire
-from meshwire.messages.generation import AskState, Enter, Holding, SavedState, Wish
+from meshwire.messages.generation import AskState, Enter, Holding, Model, SavedState, Wish
 from meshwire.messages.job import Generation
-from meshwire.messages.startup import Model
+from meshwire.messages.learner import LearnerModel
 from meshwire.model.manifest import ModelManifest
 
 if TYPE_CHECKING:
@@ -51,11 +50,12 @@ class LearnerKeeper(Protocol):
     def learner_comes(self) -> bool:
         """Whether a process runs, or will be started."""
 
-    def preparation(self) -> Preparation:
-        """What a process asks for that is to begin the job with the others'; in the memory that is there for it."""
+    @property
+    def learner_given_up(self) -> bool:
+        """None will be started, for it would fail again."""
 
     def begin_learner(self) -> None:
-        """Starts a process, which will load a state, and ends the one that runs."""
+        """Starts a process, and ends the one that runs."""
 
     def end_learner(self) -> None:
         """Ends it; none is to run until `begin_learner`."""
@@ -122,7 +122,9 @@ class RoundsMaker(Protocol):
     def new_memory(self) -> None:
         """Rounds that are made next share another memory with another process."""
 
-    def first(self, owner: "RoundsOwner", prepared: Preparation, generation: Generation) -> "Rounds":
+    def first(
+        self, owner: "RoundsOwner", prepared: DescribedModel, generation: Generation, beginning: Entry
+    ) -> "Rounds":
         """Those of a job that begins. Raises RequestFailed."""
 
     def loading(self, owner: "RoundsOwner", generation: Generation, beginning: Beginning) -> "Rounds":
@@ -175,6 +177,7 @@ class MembershipHost(Generic[C]):
         learner: what the process says and hears; its `rounds` are set here.
 
     Attributes:
+        beginning: where the job has begun.
         generations: the membership itself; None before `begin_with_all` or `come_back`.
     """
 
@@ -182,7 +185,7 @@ class MembershipHost(Generic[C]):
         self,
         place: JobPlace[C],
         learner: LearnerHandler,
-        agreement: Agreement,
+        barriers: Barriers,
         donor: StateDonor,
         checkpointing: Checkpointer,
         maker: RoundsMaker,
@@ -191,16 +194,18 @@ class MembershipHost(Generic[C]):
         self._place = place
         self._node, self._job, self._links = place.node, place.job, place.links
         self._learner = learner
-        self._agreement = agreement
+        self._barriers = barriers
         self._donor = donor
         self._checkpointing = checkpointing
         self._maker = maker
         self._keeper = keeper
         self._source = HistorySource(place.node.member.name, place.job.spec.job, self)
-        self._founding: Founding | None = None  # until round 1, if this device begins the job with the others
         self._without_learner = False  # none runs, and one is wanted as soon as this device is taken in
-        self._prepares = False  # none runs, and one is to prepare with all others once it is counted with them
-        self._beginning = JobBeginning(place.job)
+        self.beginning = JobBeginning(place.job)
+        self._begun = True  # False: it has gone on in no generation in which learners compute
+        self._start = 0  # number of the start state: another one, where the giver's is lost before it was given
+        self._lost_start: int | None = None  # the newest that a learner of here had, or was to load, when it ended
+        self._ready_since_s: float | None = None  # its learner, and those of others are not
         self._left = asyncio.Event()
         self._refusing: dict[int, str] = {}  # members, and why, in this turn of the loop
         self.generations: MembershipDriver[C] | None = None
@@ -212,19 +217,51 @@ class MembershipHost(Generic[C]):
 
     @property
     def rounds(self) -> "Rounds | None":
-        """None before the learner is ready, and while this member has no history."""
+        """None before its learner has described its model, and while this member has no history."""
         return self._learner.rounds
 
-    def first_rounds(self) -> "Rounds":
-        """Those of a job that begins. Raises RequestFailed when the learner has not described its model."""
-        preparation, founding = self._learner.preparation, self._founding
-        assert isinstance(preparation, Preparation)
-        if founding is None:
-            raise RequestFailed("the learner is ready before it has described its model")
-        rounds = self._maker.first(self, preparation, founding.first)
-        founding.made(rounds)
-        self._beginning.samples = rounds.history_samples
+    async def first_rounds(self, body: LearnerModel) -> "Rounds":
+        """Those of a job that begins, of the model that its learner has described. Raises RequestFailed."""
+        prepared = await described_model(self._job, body)
+        await self.beginning.read(body)
+        if self.rounds is not None:
+            return self.rounds
+        generation = self._job.generation
+        if not self.founding or generation is None or self.generations is None or self._job.ending:
+            raise RequestFailed("this device does not begin the job with the others any more")
+        rounds = self._learner.rounds = self._maker.first(self, prepared, generation, self.beginning.entry)
+        self.generations.lead(rounds.crossing)
         return rounds
+
+    @property
+    def manifest(self) -> ModelManifest:
+        """Of the model that is trained, once there are rounds."""
+        return self._maker.manifest
+
+    def plan_digest(self) -> bytes:
+        """Of the bucket plan, once there are rounds."""
+        return self._maker.model().plan
+
+    @property
+    def who(self) -> str:
+        """This rank and device, for texts."""
+        return f"rank {self._job.rank} ({self._node.member.name})"
+
+    @property
+    def giver(self) -> Giver | None:
+        """Whose state all start from; None once learners compute."""
+        if self.generations is None or self._begun:
+            return None
+        enter = self.generations.enter_of_now
+        if enter is None or not enter.awaited:
+            return None
+        rank = enter.giver
+        own = rank == self._job.rank
+        link = None if own else self._links.get(rank)
+        # Others may have what a process gave that has ended here: then the next generation says who is the giver.
+        lost = own and (enter.given or self._lost_start == self._start)
+        decided = self.generations.running and not lost
+        return Giver(rank, self._job.members[rank].name, own, link, self._start, decided, rank in self._job.gone)
 
     def model(self) -> Model:
         """That is trained, once there are rounds."""
@@ -233,31 +270,22 @@ class MembershipHost(Generic[C]):
     @property
     def barrier_passed(self) -> int:
         """The newest that all have passed."""
-        return self._agreement.passed
+        return self._barriers.passed
 
     def begin_with_all(self) -> None:
         """The first generation is entered; learners are about to prepare."""
-        self._founding = Founding(self._job, self._agreement)
+        self._begun = False
+        self._serve_next(None, None)
         self._watch_members()
-
-    def begin(self) -> None:
-        """All members are ready: round 1."""
-        if self.rounds is not None and self._founding is not None and not self._job.ended:
-            self._founding = None
-            self.rounds.learner.begin()
-            assert self.generations is not None
-            self.generations.begun()
 
     @property
     def founding(self) -> bool:
-        """Whether this device begins the job with the others, and round 1 has not begun here."""
-        return self._founding is not None
+        """Whether the job is at its beginning here: it has gone on in no generation in which learners compute (G9)."""
+        return not self._begun
 
     @property
-    def crossing(self) -> "GenerationChange | Founding | None":
-        """What leads from one generation into the next; None: this member brings no history."""
-        if self._founding is not None:
-            return self._founding
+    def crossing(self) -> "GenerationChange | None":
+        """What leads from one generation into the next; None: there are no rounds here."""
         return self.rounds.crossing if self.rounds is not None else None
 
     async def come_back(self) -> None:
@@ -274,8 +302,7 @@ class MembershipHost(Generic[C]):
             return False
         if self.rounds is None and not self.founding:
             return True  # they have
-        generation = self._job.generation
-        return generation is not None and bool(set(generation.learning) - {self._job.rank})
+        return bool(set(self._job.counted) - {self._job.rank})
 
     async def save(self) -> None:
         """A checkpoint of now, before a person ends the job."""
@@ -319,27 +346,23 @@ class MembershipHost(Generic[C]):
         """What it had bound is void; another one finds the base in memory, or loads a state. False where there is
         nothing to go on with.
 
-        Before round 1 the others have none to give: the next one is started when they have begun.
-
         Args:
             failed: by an error, and not killed.
         """
-        if self.generations is not None and self.founding:
-            self._prepares = False
-            self.generations.wish("rest")
-            return True
         if self.generations is not None and self.generations.end_parting():
             return True  # the next one is started when this device is taken in
-        if self.rounds is None or self.generations is None:
+        rounds, requests = self.rounds, self._learner.requests
+        if self.generations is None or (rounds is None and self._begun):
             return False
-        preparation = self._learner.preparation
-        if failed and isinstance(preparation, JoinRequests) and preparation.kept and not self._learner.was_ready:
-            self.distrust_memory()  # what is there could not be taken over
-        kept = self._maker.memory.kept.round() if self._keeper.learner_comes else None
-        if kept is not None and not self.rounds.learner.could_hold(kept):
-            kept = None
-        self.rounds.learner.dead("its process has ended", kept)
-        self._load_next(self.rounds, kept)
+        kept = None
+        if rounds is not None:
+            if failed and requests is not None and requests.kept and not self._learner.was_ready:
+                self.distrust_memory()  # what is there could not be taken over
+            kept = self._maker.memory.kept.round() if self._keeper.learner_comes else None
+            if kept is not None and not rounds.learner.could_hold(kept):
+                kept = None
+            rounds.learner.dead("its process has ended", kept)
+        self._serve_next(rounds, kept)
         self.generations.wish("rest")
         self.generations.look_again()
         return True
@@ -347,8 +370,8 @@ class MembershipHost(Generic[C]):
     def distrust_memory(self) -> None:
         """The base that the learner of now holds is not to be gone on from, nor one that it has left."""
         self._maker.memory.kept.trusted = False
-        joining = self._learner.preparation
-        if self.rounds is not None and isinstance(joining, JoinRequests) and joining.may_forget_kept:
+        joining = self._learner.requests
+        if self.rounds is not None and joining is not None and joining.may_forget_kept:
             self._forget_kept(self.rounds, joining, "its process has ended, and its base was not that of the others")
             if self.generations is not None:
                 self.generations.look_again()
@@ -359,12 +382,14 @@ class MembershipHost(Generic[C]):
         self._maker.memory.kept.clear()
         rounds.learner.dead(reason)
 
-    def _load_next(self, rounds: "Rounds", kept: int | None) -> None:
-        """The next process begins with what is in memory, or with another member's state."""
-        if kept is None:
+    def _serve_next(self, rounds: "Rounds | None", kept: int | None) -> None:
+        """The next process begins with what is in memory, or gets a state."""
+        if rounds is not None and kept is None:
             self._maker.memory.kept.clear()
-        joining = JoinRequests(self._job.spec.job, rounds, self._maker.manifest, self, self._place.states, kept)
-        self._learner.begin_anew(rounds, joining)
+        self._ready_since_s = None
+        if (before := self._learner.requests) is not None and before.start is not None:
+            self._lost_start = before.start
+        self._learner.begin_anew(rounds, JoinRequests(self._job.spec.job, rounds, self, self._place.states, kept))
 
     @property
     def computing(self) -> list[C]:
@@ -387,7 +412,7 @@ class MembershipHost(Generic[C]):
 
     def loaded(self, joining: JoinRequests, round_: int) -> None:
         """A learner holds the base after this round: it is to be taken in, unless it was replaced."""
-        rounds, replaced = self.rounds, self._learner.preparation is not joining
+        rounds, replaced = self.rounds, self._learner.requests is not joining
         if rounds is not None and not replaced and self.generations is not None and not self._job.ended:
             rounds.learner.loaded(round_)
             self.generations.wish("learn")
@@ -395,19 +420,19 @@ class MembershipHost(Generic[C]):
     def holding(self) -> Holding:
         """What there is here to go on from where no learner computes (J3)."""
         rounds, comes, failed = self.rounds, self._keeper.learner_comes, self._keeper.learner_failed
-        if self._founding is not None:
-            before = self._founding.standing().complete
-            saved = self._beginning.way_back(before)
-            return Holding(loads_after=0 if comes else None, saved=saved, failed=failed)
-        if rounds is None:
+        if rounds is None and self._begun:
             return Holding(loads_after=0 if comes else None, failed=failed)
-        newest = self._checkpointing.newest
+        newest, has_base = self._checkpointing.newest, comes and self._learner.has_base
         saved = None if newest is None else (newest.round, bytes.fromhex(newest.manifest.chain))
+        way_back = self.beginning.way_back(self.beginning.round if rounds is None else rounds.complete)
+        loads_after = self.beginning.round if rounds is None else rounds.learner.loads_after
         return Holding(
-            base=comes and self._learner.has_base,
-            loads_after=rounds.learner.loads_after if comes else None,
+            base=has_base,
+            loads_after=loads_after if comes else None,
             state=self._donor.newest_round(),
-            saved=saved or self._beginning.way_back(rounds.complete),
+            saved=saved or way_back,
+            begins=saved is None and way_back is not None,
+            prepared=None if self._begun else has_base,
             failed=failed,
         )
 
@@ -418,7 +443,7 @@ class MembershipHost(Generic[C]):
             raise RequestFailed(f"the checkpoint after round {enter.cut} is gone")
         saved = newest.manifest
         entry = Entry(enter.cut, enter.chain, saved.samples, saved.deal, anew=True)
-        return Beginning(self._maker.model(), saved.space, entry, self._agreement.passed)
+        return Beginning(self._maker.model(), saved.space, entry, self._barriers.passed)
 
     @property
     def carried_bytes(self) -> int:
@@ -433,15 +458,15 @@ class MembershipHost(Generic[C]):
 
     def fail(self, reason: str, /) -> None:
         """Ends this device's part."""
-        self._keeper.fail(f"rank {self._job.rank} ({self._node.member.name}): {reason}")
+        self._keeper.fail(f"{self.who}: {reason}")
 
     def round_complete(self, rounds: "Rounds", round_: int, /) -> None:
         """The next round is complete."""
-        if self._beginning.is_passed(round_):
-            self._place.tasks.spawn(self._beginning.delete_files(), "checkpoint that the job has begun from")
+        if self.beginning.is_passed(round_):
+            self._place.tasks.spawn(self.beginning.delete_files(), "checkpoint that the job has begun from")
         self._checkpointing.round_complete(rounds, round_)
-        joining = self._learner.preparation
-        if isinstance(joining, JoinRequests) and rounds is self.rounds:
+        joining = self._learner.requests
+        if joining is not None and rounds is self.rounds:
             joining.round_complete(round_)
             if joining.may_forget_kept and rounds.hold_others_up:
                 # Others compute: it loads their state, and keeps nobody waiting.
@@ -451,7 +476,7 @@ class MembershipHost(Generic[C]):
 
     def begin_loading(self, generation: Generation, beginning: Beginning) -> None:
         """This member takes part from the cut on, and its learner is to load a state of after it."""
-        self._founding, self._prepares = None, False
+        self._begun = True
         goes_back = beginning.entry.anew
         if goes_back:
             self._without_learner = self._keeper.learner_comes
@@ -465,13 +490,19 @@ class MembershipHost(Generic[C]):
             rounds = self._maker.loading(self, generation, beginning)
         except RequestFailed as error:
             raise RequestFailed(f"{self._node.member.name} cannot take part: {error}") from error
-        self._agreement.passed = beginning.barrier
-        self._load_next(rounds, None)
+        self._barriers.begin_anew(beginning.barrier)
+        self._serve_next(rounds, None)
 
     def entered(self, generation: Generation) -> None:
         """This device is in a new generation."""
-        self._agreement.entered()
+        self._barriers.entered()
         self._donor.entered(generation)
+        assert self.generations is not None
+        enter = self.generations.enter_of_now
+        if enter is not None and enter.awaited:
+            self._begun = False  # also of a device that is taken in
+            if not enter.given:
+                self._begin_from_another()
         if self._without_learner and self._job.rank not in generation.learning:
             self._without_learner = False
             self._keeper.begin_learner()
@@ -479,57 +510,75 @@ class MembershipHost(Generic[C]):
 
     def resumed(self) -> None:
         """All members have entered: each tells how far it is (G5)."""
-        generation = self._job.generation
-        if self._founding is not None and generation is not None and not self._job.ending:
-            self._prepare_in(generation, self._founding)
+        generation, generations = self._job.generation, self.generations
+        assert generations is not None
+        if self.founding and generation is not None and not self._job.ending:
+            if generation.learning:
+                self._begun = True
+                generations.begun()
+                if self.rounds is None:
+                    generations.step_out("its learner had not prepared when the others began")
+            elif self._keeper.learner_given_up:
+                generations.step_out("its learner has ended before round 1")
+            elif self._learner.ready:
+                generations.wish("learn")  # it was void, where another state is to be given
         self._keeper.generation_changed()
 
-    def _prepare_in(self, generation: Generation, founding: Founding) -> None:
-        """Before round 1 a learner prepares in a generation that counts it, from its first line if need be; a device
-        that has none is taken in when the others have begun."""
-        assert self.generations is not None
-        if self._job.rank in generation.learning:
-            if self._prepares:
-                self._prepares = False
-                self._keeper.begin_learner()
-            elif self._agreement.is_void:
-                log.info("job %s: the script begins anew, for whose state it has loaded was lost", self._job.spec.job)
-                founding.dropped()
-                self._serve_first()
-                self._keeper.begin_learner()
-        elif self._prepares and self._keeper.learner_comes:
-            self.generations.wish("learn")
-        else:
-            self.generations.step_out("its learner has ended before round 1")
+    def _begin_from_another(self) -> None:
+        """G9: nobody who is left has the state that learners were to start from. One that has begun to load it begins
+        anew; the giver's own is the one to start from now."""
+        self._start += 1
+        self._donor.forget()  # what it has lent is of the start before
+        rounds, requests, giver = self.rounds, self._learner.requests, self.giver
+        if rounds is None or requests is None or giver is None:
+            return
+        if requests.may_forget_kept:
+            self._forget_kept(rounds, requests, "its process has ended, and all begin from another state")
+        if requests.start is None:
+            return
+        if giver.own and requests.own_start:
+            requests.start = self._start
+            return
+        log.info("job %s: the script begins anew, for whose state it has loaded was lost", self._job.spec.job)
+        rounds.learner.dead("it begins from another state")
+        self._serve_next(rounds, None)
+        self._keeper.begin_learner()
+
+    def _look_at_beginning(self) -> None:
+        """Ends a job that cannot begin: this learner is ready, and another one will never be."""
+        if not self.founding or self.generations is None or not self._learner.ready:
+            return
+        now_s = asyncio.get_running_loop().time()
+        self._ready_since_s = now_s if self._ready_since_s is None else self._ready_since_s
+        ranks = [self._job.rank_of(member.device) for member in self.generations.machine.unprepared]
+        missing = [rank for rank in ranks if rank is not None]
+        for rank in missing:
+            name = f"rank {rank} ({self._job.members[rank].name})"
+            if rank in self._job.gone:
+                self.fail(f"{name} ended its script; waiting for it to prepare the same model is in vain")
+                return
+            if now_s > self._ready_since_s + START_TIMEOUT_S:
+                self.fail(f"waited {START_TIMEOUT_S:.0f} s for {name} to prepare the same model")
+                return
 
     def samples_at_beginning(self, enter: Enter) -> int | None:
         """Where all go back to where the job has begun: the samples in the rounds up to there. None: somewhere else."""
-        return self._beginning.samples if self._beginning.is_cut_of(enter) else None
+        return self.beginning.entry.samples if self.beginning.is_cut_of(enter) else None
 
     def begin_anew(self, generation: Generation) -> None:
-        """Every learner is lost: all prepare once more. One that cannot is taken in when the others have begun."""
+        """Every learner is lost, and all begin where the job has begun."""
         log.info("job %s: every learner was lost: all prepare anew", self._job.spec.job)
-        self._keeper.end_learner()
-        self._without_learner, self._prepares = False, self._beginning.here
-        self._donor.forget()
-        self._checkpointing.forget()
-        self._agreement.begin_anew()
-        self._serve_first()
-        self._job.take(generation)
-        self._founding = Founding(self._job, self._agreement)
-        self._founding.fence()  # what it will lead is made as the generation is entered
-
-    def _serve_first(self) -> None:
-        """The next process begins the job with the others'."""
-        self._drop_rounds()
-        self._maker.new_memory()
-        self._learner.begin_anew(None, self._keeper.preparation())
+        if self.rounds is not None:
+            beginning = Beginning(self._maker.model(), self.rounds.sample_space, self.beginning.entry, 0)
+            self.begin_loading(generation, beginning)
+        else:
+            self._job.take(generation)
+            self._serve_next(None, None)
+        self._begun = False
 
     def left_out(self, reason: str) -> None:
         """What this member has is not on the history that is kept: its learner will load another base."""
-        self._without_learner = True
-        self._prepares = False
-        self._founding = None
+        self._without_learner = self._begun = True
         self._job.drop_out()
         self._learner.let_go(f"this device was left out: {reason}")
         self._drop_rounds()
@@ -554,6 +603,7 @@ class MembershipHost(Generic[C]):
 
     def look_for_stalls(self) -> None:
         """About once a second: a member that holds a round up by sending nothing is left out like one that lies."""
+        self._look_at_beginning()
         if self.rounds is not None and not self._job.ending:
             stalled = self.rounds.stalled(self._job.reports)
             if stalled is not None:
@@ -570,7 +620,7 @@ class MembershipHost(Generic[C]):
         """Rounds go on in a generation in which this device's learner computes."""
         generation = self._job.generation
         running = self.generations is not None and self.generations.running
-        return running and generation is not None and self._job.rank in generation.learning
+        return running and generation is not None and self._job.rank in self._job.counted
 
     @property
     def is_out(self) -> bool:
@@ -624,6 +674,8 @@ class MembershipHost(Generic[C]):
             return await self._source.answer(body)
         if self.rounds is None:
             raise RequestFailed(f"{self._node.member.name} has no history of job {self._job.spec.job}")
+        if self.founding and self.generations is not None and self.generations.fenced:
+            raise RequestFailed("it may be that another one is to give its state")
         return await self._state(device, body)
 
     async def _state(self, device: str, body: AskState) -> SavedState:

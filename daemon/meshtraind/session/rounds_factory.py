@@ -1,4 +1,4 @@
-"""Makes the rounds of a job on this daemon: with all others at its start, or alone where it is taken in later."""
+"""Makes the rounds of a job on this daemon: of a model that its learner has described, or that the others train."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 from meshtraind.learner.shared_memory import SharedMemory, SharedMemoryError
 from meshtraind.rounds.history import Entry
 from meshtraind.rounds.trace import Trace
-from meshtraind.startup.requests import Preparation, check_travel
+from meshtraind.startup.prepared import DescribedModel, check_travel
 from meshtraind.storage.job_record import Job
 from meshtraind.transport.requests import RequestFailed
 from meshtraind.transport.round_link import RoundLink
 from meshwire.codecs.registry import parse_codec
 from meshwire.jobs.lifecycle import job_number
 from meshwire.memory_layout.shared_slots import MemoryLayout
+from meshwire.messages.generation import Model
 from meshwire.messages.job import Generation
 from meshwire.messages.learner import SampleSpace
-from meshwire.messages.startup import Model
 from meshwire.model.manifest import ModelManifest
 from meshwire.model.plan import Plan, plan_buckets
 
@@ -53,16 +53,16 @@ class RoundsFactory:
         self.memory.close()
         self.memory = SharedMemory()
 
-    def first(self, owner: "RoundsOwner", prepared: Preparation, generation: Generation) -> "Rounds":
-        """Makes rounds in the generation that begins the job. Raises RequestFailed when the learner has not described
-        its model."""
+    def first(
+        self, owner: "RoundsOwner", prepared: DescribedModel, generation: Generation, beginning: Entry
+    ) -> "Rounds":
+        """Makes rounds where the job begins, in memory that the learner has made. Raises RequestFailed."""
         manifest, plan = prepared.manifest, prepared.plan
-        if manifest is None or plan is None:
-            raise RequestFailed("the learner is ready before it has described its model")
-        begins = prepared.entry or Entry()
-        return self._make(
-            owner, manifest, plan, prepared.samples, generation, begins, loading=False, trace_name="trace.jsonl"
-        )
+        try:
+            self.memory.map(MemoryLayout.for_bound(plan.total_values, self._job.spec.sync.staleness))
+            return self._make(owner, manifest, plan, prepared.samples, generation, beginning, trace_name="trace.jsonl")
+        except (SharedMemoryError, ValueError) as error:
+            raise RequestFailed(str(error)) from error
 
     def loading(self, owner: "RoundsOwner", generation: Generation, beginning: "Beginning") -> "Rounds":
         """Makes rounds at the cut of a later generation. Raises RequestFailed when the plan of the others is not
@@ -76,7 +76,7 @@ class RoundsFactory:
             if plan.digest() != model.plan:
                 raise RequestFailed("the others plan their buckets differently: install the same version of meshtraind")
             self.memory.make(MemoryLayout.for_bound(plan.total_values, self._job.spec.sync.staleness))
-            return self._make(owner, model.manifest, plan, samples, generation, entry, loading=True, trace_name=trace)
+            return self._make(owner, model.manifest, plan, samples, generation, entry, trace_name=trace)
         except (SharedMemoryError, OSError, MemoryError, ValueError) as error:
             raise RequestFailed(str(error)) from error
 
@@ -89,7 +89,6 @@ class RoundsFactory:
         generation: Generation,
         entry: Entry,
         *,
-        loading: bool,
         trace_name: str,
     ) -> "Rounds":
         # numpy, which an idle daemon does not need
@@ -115,7 +114,7 @@ class RoundsFactory:
         planes = ExecutorFactory(settings, self._links, self.memory.result(), self._trace)
         return Rounds(
             JobModel(spec, manifest, plan, samples),
-            RoundsStart(self._job.rank, generation, entry, loading),
+            RoundsStart(self._job.rank, generation, entry),
             RoundsPorts(self._links, self.memory, planes),
             owner,
             RoundRecorder(self._trace) if self._trace is not None else None,

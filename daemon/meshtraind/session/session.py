@@ -11,6 +11,7 @@ from meshtraind.peers.node import Node
 from meshtraind.recovery.checkpointer import Checkpointer
 from meshtraind.recovery.state_donor import StateDonor
 from meshtraind.runtime.tasks import TaskSet
+from meshtraind.session.barriers import Barriers
 from meshtraind.session.invitations import Inviter
 from meshtraind.session.learner_handler import LearnerHandler
 from meshtraind.session.member_handler import MemberHandler
@@ -18,8 +19,6 @@ from meshtraind.session.membership_host import JobPlace, MembershipHost
 from meshtraind.session.membership_recorder import MembershipRecorder, membership_trace
 from meshtraind.session.metrics import MetricsKeeper
 from meshtraind.session.rounds_factory import RoundsFactory
-from meshtraind.startup.agreement import Agreement
-from meshtraind.startup.requests import Preparation
 from meshtraind.storage.checkpoint_store import CheckpointStore
 from meshtraind.storage.cleanup import STATE
 from meshtraind.storage.job_record import Job
@@ -29,9 +28,9 @@ from meshwire import limits
 from meshwire.jobs.checkpoint_schedule import CheckpointSchedule
 from meshwire.jobs.lifecycle import JobEvent, JobState, job_number
 from meshwire.message_base import Wire
+from meshwire.messages.generation import Model
 from meshwire.messages.job import BaseHash, End, Generation, Outcome
 from meshwire.messages.learner import LearnerHash, LearnerWelcome
-from meshwire.messages.startup import Model
 from meshwire.timeouts import Timeouts
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ class JobSession:
         self._node = node
         self.job = job
         if generation is not None:
-            job.take(generation)
+            job.take(generation, generation.ranks)
         self._number = job_number(job.spec.job)
         self._links = links
         self._dropping_out = False  # after an internal error
@@ -85,23 +84,21 @@ class JobSession:
         self._lying: set[int] = set()  # ranks whose daemons have laid it down
         self._why_ended: str | None = None  # where it was this daemon that ended the learner
         self._learners = LearnerSupervisor(node, job, threads)
-        self._agreement = Agreement(job, self._send)
+        self._barriers = Barriers(job, self._send)
         self._metrics = MetricsKeeper(links)
         self._tasks = TaskSet(f"job {job.spec.job}", self._task_failed)
         self.maker = RoundsFactory(job, links, rtt_s, Timeouts(patience_s=node.patience_s).stall_s)
-        self.learner = LearnerHandler(job, self._agreement, self._metrics, self.preparation(), self, self._tasks)
+        self.learner = LearnerHandler(job, self._barriers, self._metrics, self, self._tasks)
         store = CheckpointStore(job.folder, job.spec.job, CheckpointSchedule.keep)
         checkpointing = Checkpointer(job, store, node.software, self.learner.states, self._tasks, self._model)
         states = StateFiles(job.spec.job, job.folder / STATE, node.blobs)
         self._donor = StateDonor(job, states, self.learner, checkpointing, self._tasks)
         recorder = MembershipRecorder(membership_trace(job.folder)) if job.spec.trace else None
         place = JobPlace(node, job, links, rtt_s, self._tasks, states, recorder)
-        self.passage = MembershipHost(
-            place, self.learner, self._agreement, self._donor, checkpointing, self.maker, self
-        )
+        self.passage = MembershipHost(place, self.learner, self._barriers, self._donor, checkpointing, self.maker, self)
         peers_max = job.spec.peers_max
         self._inviting = None if peers_max is None else Inviter(node, job, peers_max, self, self._tasks)
-        self.members = MemberHandler(job, self._agreement, self.passage, self)
+        self.members = MemberHandler(job, self._barriers, self.passage, self)
         job.on_odd = self._replicas_differ
         self.closed = asyncio.Event()
 
@@ -137,9 +134,6 @@ class JobSession:
         await self._learners.kill()
         if run == self._learners.run:
             self.learner.let_go("another process takes its place")  # it may have called just before it was ended
-            asked = self.learner.preparation
-            if isinstance(asked, Preparation) and asked.manifest is not None:  # and asked what the next one is to ask
-                self.learner.begin_anew(None, self.preparation())
         await self._learners.pause()
         try:
             going_on = True
@@ -188,8 +182,9 @@ class JobSession:
         why = self._named(explained)
         self._metrics.failure = why
         self.tell_report()  # before the others learn that nobody computes any more
-        founding = self.passage.founding
-        if (founding and self._agreement.broken) or not self.passage.learner_died(failed=code > 0):
+        requests = self.learner.requests
+        broken = self.passage.founding and requests is not None and requests.broken
+        if broken or not self.passage.learner_died(failed=code > 0):
             self._metrics.exit_code = code
             if rounds is not None:
                 rounds.learner.gone("it failed")
@@ -197,20 +192,19 @@ class JobSession:
             return False
         if job.ending:  # it was the last one that held the base
             return False
-        when = ", when the others have begun" if founding else ""
-        log.warning("job %s: %s\n%s%s", job.spec.job, why, ending.value, when)
-        self._metrics.part = "forwards" if ending is Ending.FORWARD else "waits" if founding else "computes"
-        return ending is Ending.RESTART and not founding
+        log.warning("job %s: %s\n%s", job.spec.job, why, ending.value)
+        self._metrics.part = "forwards" if ending is Ending.FORWARD else "computes"
+        return ending is Ending.RESTART
 
     @property
     def learner_comes(self) -> bool:
         """Whether a process runs, or will be started."""
         return self.job.state in (JobState.STARTING, JobState.RUNNING) and not self._learners.given_up
 
-    def preparation(self) -> Preparation:
-        """What a process asks for that is to begin the job with the others'."""
-        memory = self.maker.memory
-        return Preparation(self.job, self._links, memory, self._agreement, self._node.blobs)
+    @property
+    def learner_given_up(self) -> bool:
+        """Whether none will be started, for it would fail again."""
+        return self.job.state in (JobState.STARTING, JobState.RUNNING) and self._learners.given_up
 
     @property
     def learner_failed(self) -> bool:
@@ -259,7 +253,7 @@ class JobSession:
                 if member.device in self._node.links and member.device != self._node.device:
                     self._node.links[member.device].connection.notify(message, job=self._number)
         self.job.advance(JobEvent.CANCEL if outcome == "cancelled" else JobEvent.FAIL, reason)
-        self._agreement.wake()
+        self._barriers.wake()
         self.learner.stop(reason)
         self._tasks.spawn(self._stop(now), "stop")
 
@@ -271,7 +265,7 @@ class JobSession:
         log.warning("job %s: no device has its state any more: it begins again from what was saved", self.job.spec.job)
         self.job.lies_down = True
         self.job.remember()
-        self._agreement.wake()
+        self._barriers.wake()
         self.learner.stop("the job begins again")
         self._tasks.spawn(self.close(), "lie down")
 
@@ -313,7 +307,7 @@ class JobSession:
             return
         said = self._over | {rank for rank, report in job.reports.items() if report.exit_code == 0}
         if job.generation is not None and not self.passage.is_out:
-            counted = set(job.generation.learning)
+            counted = set(job.counted)
         else:
             devices = generations.elsewhere if waited else self._node.links.keys()
             counted = {rank for rank, member in enumerate(job.members) if member.device in devices}
@@ -396,7 +390,7 @@ class JobSession:
         if job.state not in UNDER_WAY or job.generation is None or not job.others_succeeded:
             return
         running = job.state is JobState.RUNNING
-        if running and (not job.generation.learning or job.rank in job.generation.learning):
+        if running and (not job.counted or job.rank in job.counted):
             return
         if job.should_have_exchanged:
             self.fail(NOTHING_PREPARED if self.rounds is None else NOTHING_EXCHANGED)
@@ -430,14 +424,6 @@ class JobSession:
         if same and not finished and self.job.state is JobState.RUNNING:
             log.warning("job %s: the script has closed its connection; it is ended", self.job.spec.job)
             await self._learners.kill()
-
-    def first_rounds(self) -> "Rounds":
-        """Makes the job's first rounds. Raises RequestFailed when the learner has not described its model."""
-        return self.passage.first_rounds()
-
-    def begin_rounds(self) -> None:
-        """Begins round 1: all members are ready."""
-        self.passage.begin()
 
     def tell_hash(self, body: LearnerHash) -> None:
         """Compares the base's hash after this round with the others' (O9, drift guard)."""

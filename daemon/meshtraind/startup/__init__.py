@@ -1,1 +1,1 @@
-"""Model, plan and equal state are agreed by all members; or a job goes on from a checkpoint."""
+"""The beginning of a job: what a learner has prepared, and where the job has begun."""

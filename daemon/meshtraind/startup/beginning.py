@@ -3,10 +3,12 @@
 import asyncio
 import shutil
 
-from meshtraind.startup.resume import begins_after
+from meshtraind.rounds.history import Entry
+from meshtraind.startup.resume import Resuming, begins_after
 from meshtraind.storage.cleanup import RESUME
 from meshtraind.storage.job_record import Job
 from meshwire.messages.generation import Enter
+from meshwire.messages.learner import LearnerModel, LearnerState, StateTask
 
 
 class JobBeginning:
@@ -16,31 +18,44 @@ class JobBeginning:
     Attributes:
         here: a learner of this device could begin the job. The files of a checkpoint are only on devices that have
             begun it with the others, until the first round is complete.
-        samples: in the rounds of before.
+        resumes: it is a checkpoint, which is the same on all of them.
+        entry: where the rounds begin; of a checkpoint once `read` has looked.
     """
 
     def __init__(self, job: Job) -> None:
-        self._after = begins_after(job.spec.resume)
-        self._resumes = job.spec.resume is not None
-        self._folder = job.folder / RESUME
-        self.here = not self._resumes or job.begins
-        self.samples = 0
+        self._job = job
+        self.round, self.chain = begins_after(job.spec.resume)
+        self.resumes = job.spec.resume is not None
+        self._resuming: Resuming | None = None
+        self.here = not self.resumes or job.begins
+        self.entry = Entry(self.round, self.chain, anew=True)
+
+    async def read(self, body: LearnerModel) -> None:
+        """Looks at the checkpoint, if it is one. Raises RequestFailed where it does not suit what was prepared."""
+        point = self._job.spec.resume
+        if point is not None and self.here:
+            self._resuming = await asyncio.to_thread(Resuming, self._job.folder, point)
+            self.entry = self._resuming.entry(body)
+
+    def task(self, body: LearnerState) -> StateTask | None:
+        """What a learner is to load of the checkpoint, if it is one. Raises RequestFailed."""
+        return self._resuming.task(body) if self._resuming is not None and self.here else None
 
     def way_back(self, complete: int) -> tuple[int, bytes] | None:
         """As in `Holding.saved`, of a member that holds so many rounds."""
-        return self._after if self.here and complete == self._after[0] else None
+        return (self.round, self.chain) if self.here and complete == self.round else None
 
     def is_cut_of(self, enter: Enter) -> bool:
         """Whether this is where all go back to."""
-        return (enter.cut, enter.chain) == self._after
+        return (enter.cut, enter.chain) == (self.round, self.chain)
 
     def is_passed(self, complete: int) -> bool:
         """Whether this round is the one after which the checkpoint's files are needed no more; true once."""
-        passed = self._resumes and self.here and complete > self._after[0]
+        passed = self.resumes and self.here and complete > self.round
         if passed:
             self.here = False
         return passed
 
     async def delete_files(self) -> None:
         """Deletes the files of the checkpoint that the job has begun from. Raises OSError."""
-        await asyncio.to_thread(shutil.rmtree, self._folder)
+        await asyncio.to_thread(shutil.rmtree, self._job.folder / RESUME)

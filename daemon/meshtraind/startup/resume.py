@@ -48,11 +48,11 @@ class Resuming:
         if body.manifest.state_digest().hex() != saved.model:
             raise RequestFailed(f"the script prepares another model or optimizer than that of {self._name}")
         complete, chain = begins_after(self._point)
-        return Entry(complete, chain, saved.samples, saved.deal)
+        return Entry(complete, chain, saved.samples, saved.deal, anew=True)
 
     def task(self, body: LearnerState) -> StateTask:
         """What the learner is to load."""
         count = len(self._manifest.units)
         if len(body.units) != count:
             raise RequestFailed(f"{self._name} has {count} units of state, the script {len(body.units)}")
-        return StateTask(units=tuple(range(count)), folder=str(self.folder), write=False, round=self._manifest.round)
+        return StateTask(units=tuple(range(count)), folder=str(self.folder), round=self._manifest.round)

@@ -165,6 +165,7 @@ class Job:
         self.hashes = ReplicaHashes(range(len(members)))
         self.on_odd: Callable[[int, set[int]], None] = lambda _round, _ranks: None
         self.generation: Generation | None = None
+        self._awaited: tuple[int, ...] = ()  # G9: whose learners are to begin together in the next one
         self.waiting = ""  # for people: what a change of the generation waits for
         self.unlinkable: Mapping[str, str] = {}  # why devices that answer cannot be linked, by id
         self.not_joining: tuple[tuple[str, str], ...] = ()  # names of linked devices that could join, and why not
@@ -213,8 +214,12 @@ class Job:
         self._save()
         self.touch()
 
-    def take(self, generation: Generation) -> None:
-        """Notes that this device is in a new generation, the first included."""
+    def take(self, generation: Generation, awaited: tuple[int, ...] = ()) -> None:
+        """Notes that this device is in a new generation, the first included.
+
+        Args:
+            awaited: the ranks whose learners are to begin together, where the job is at its beginning (G9).
+        """
         before = self._present()
         rank = rank_of(generation, self._device)
         assert rank is not None, "not listed"
@@ -227,6 +232,7 @@ class Job:
         self._seen |= set(generation.ranks)
         self._out = False
         self.generation = self._entered = generation
+        self._awaited = awaited
         self.members = generation.members
         self._save()
         self.remember()
@@ -321,11 +327,15 @@ class Job:
         return {rank for rank, report in self.reports.items() if report.exit_code is not None}
 
     @property
+    def counted(self) -> tuple[int, ...]:
+        """The ranks whose learners compute, or, at the job's beginning, are about to (G9)."""
+        return () if self.generation is None else self.generation.learning or self._awaited
+
+    @property
     def others_succeeded(self) -> bool:
         """Whether the script of every other rank that computes has ended well."""
-        others = self.generation.learning if self.generation is not None else ()
         ended = {rank for rank, report in self.reports.items() if report.exit_code == 0}
-        return set(others) - {self.rank} <= ended
+        return set(self.counted) - {self.rank} <= ended
 
     def wait(self, reason: str) -> None:
         """Notes what a change of the generation waits for now; empty: for nothing."""
@@ -373,7 +383,7 @@ class Job:
             replicas_equal=self.hashes.equal,
             generation=generation.number if generation is not None else 0,
             present=tuple(sorted(present)),
-            learning=tuple(sorted(present & set(generation.learning))) if generation is not None else (),
+            learning=tuple(sorted(present & set(self.counted))),
             returned=tuple(sorted(self._returned & present)),
             waiting_for=None if self.ended else self.waiting[: limits.ERROR_CHARS_MAX] or None,
             not_joining=() if self.ended else self.not_joining,

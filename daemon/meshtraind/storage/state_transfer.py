@@ -6,7 +6,7 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from meshtraind.runtime.open_below import read_below
@@ -29,7 +29,7 @@ TICK_S = 1.0  # how often a waiting learner gets a sign of life
 # The donor
 
 
-def store_state(owner: str, folder: Path, units: int, store: BlobStore) -> tuple[BlobRef, ...]:
+def store_state(owner: str, folder: Path, units: Sequence[int], store: BlobStore) -> tuple[BlobRef, ...]:
     """Stores what a learner has written for others, and deletes its files. Blocking.
 
     The blobs stay until `BlobStore.release(owner)`.
@@ -38,7 +38,7 @@ def store_state(owner: str, folder: Path, units: int, store: BlobStore) -> tuple
         BlobError: the disk refuses.
     """
     refs = []
-    for unit in range(units):
+    for unit in units:
         path = folder / unit_file(unit)
         with explained("read", path), read_below(folder.parents[2], path.parts[-4:]) as file:  # below that of all jobs
             sha256 = hashlib.file_digest(file, "sha256").digest()
@@ -91,7 +91,7 @@ def lend(owner: str, path: Path, blob: BlobRef, store: BlobStore, *, passing: bo
 
 
 async def fetch_state(
-    units: Sequence[BlobRef],
+    units: Mapping[int, BlobRef],
     donor: Messenger,
     job: str,
     store: BlobStore,
@@ -99,7 +99,7 @@ async def fetch_state(
     emit: Emit,
     pace: Pace | None = None,
 ) -> None:
-    """Gets all units into `folder`, as files for the learner. Called again, it fetches only what is still missing.
+    """Gets these units into `folder`, as files for the learner. Called again, it fetches only what is still missing.
 
     Args:
         emit: told about once a second how far it is.
@@ -110,13 +110,13 @@ async def fetch_state(
         RequestFailed: the donor's files are not what it has offered.
         ConnectionEnded, TimeoutError: the donor does not deliver. What has come is kept for the next attempt.
     """
-    progress = _Progress(sum(blob.size_bytes for blob in units), donor.name, emit)
+    progress = _Progress(sum(blob.size_bytes for blob in units.values()), donor.name, emit)
     if progress.total_bytes > limits.DATA_BYTES_MAX:
         raise RequestFailed(f"{donor.name} offers a state of {human_bytes(progress.total_bytes)}")
-    digests = [blob.sha256 for blob in units]
+    digests = [blob.sha256 for blob in units.values()]
     await in_thread(lambda _: store.hold(job, digests, passing=True))
-    await in_thread(lambda _: store.ensure_space(_missing_bytes(units, store)))
-    for unit, blob in enumerate(units):
+    await in_thread(lambda _: store.ensure_space(_missing_bytes(units.values(), store)))
+    for unit, blob in units.items():
         try:
             await fetch_blob(donor, job, blob, store, progress.add, pace)
         except BlobDamagedError as error:
@@ -125,16 +125,16 @@ async def fetch_state(
     await in_thread(lambda _: store.release_passing(job, digests))
 
 
-def _missing_bytes(units: Sequence[BlobRef], store: BlobStore) -> int:
+def _missing_bytes(units: Iterable[BlobRef], store: BlobStore) -> int:
     missing = {blob.sha256: blob.size_bytes for blob in units if not store.has(blob.sha256, blob.size_bytes)}
     return sum(missing.values())
 
 
-def lay_out(units: Sequence[BlobRef], folder: Path, store: BlobStore) -> None:
+def lay_out(units: Mapping[int, BlobRef], folder: Path, store: BlobStore) -> None:
     """Puts the blobs where the learner reads them as its files. Blocking. Raises BlobError."""
     with explained("write", folder):
         folder.mkdir(parents=True, exist_ok=True)
-        for unit, blob in enumerate(units):
+        for unit, blob in units.items():
             path = folder / unit_file(unit)
             path.unlink(missing_ok=True)
             try:
@@ -186,7 +186,7 @@ class StateFiles:
         await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
         return folder
 
-    async def keep(self, number: int, units: int) -> tuple[BlobRef, ...]:
+    async def keep(self, number: int, units: Sequence[int]) -> tuple[BlobRef, ...]:
         """Lends what the learner has written there, until `release`. Raises BlobError."""
         return await asyncio.to_thread(store_state, self._owner(number), self._folder(number), units, self._store)
 
@@ -202,11 +202,11 @@ class StateFiles:
         """Nobody loads it any more. Raises BlobError."""
         await asyncio.to_thread(self._store.release, self._owner(number))
 
-    async def fetch(self, units: Sequence[BlobRef], donor: Messenger, emit: Emit, pace: Pace) -> None:
+    async def fetch(self, units: Mapping[int, BlobRef], donor: Messenger, emit: Emit, pace: Pace) -> None:
         """Gets a state that the donor lends, for the own learner: as `fetch_state`."""
         await fetch_state(units, donor, self._job, self._store, self.folder, emit, pace)
 
-    async def lay_out(self, units: Sequence[BlobRef]) -> None:
+    async def lay_out(self, units: Mapping[int, BlobRef]) -> None:
         """Puts a state that lies here already where the learner reads it. Raises BlobError."""
         await in_thread(lambda _: lay_out(units, self.folder, self._store))
 

@@ -8,7 +8,7 @@ from meshwire.jobs.lifecycle import JobState
 from meshwire.messages.job import GivenUp, JobSummary, RankReport
 from meshwire.text import printable
 
-AFTER_FAILURE = {"computes": "started again", "forwards": "not started again", "waits": "not started again"}
+AFTER_FAILURE = {"computes": "started again", "forwards": "not started again"}
 UNDER_WAY = (JobState.STARTING, JobState.RUNNING, JobState.FINISHING)
 
 
@@ -197,8 +197,6 @@ def _learners(before: JobSummary, after: JobSummary) -> list[str]:
         if report.part != past.part:
             if report.part == "forwards":
                 lines.append(f"{told}; it is not started again: this peer forwards what the others send")
-            elif report.part == "waits":
-                lines.append(f"{told}; it is started again when the others have begun")
         elif report.restarts > past.restarts:
             lines.append(f"{told}; it is started again (restart {report.restarts})")
     return lines

@@ -7,7 +7,7 @@ values of the optimizer's options and, after round 0, what else rounds have left
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Protocol
@@ -107,34 +107,37 @@ class ReplicaState:
         """SHA-256 of every unit."""
         return tuple(_digest(self._read(unit)) for unit in range(self.count))
 
-    def export(self, units: Iterable[int], folder: Path) -> None:
-        """Writes units of the start. Raises OSError, NotSupported."""
-        for unit in units:
-            self._save(folder / unit_file(unit), self._read(unit))
-
-    def export_all(self, folder: Path, base: BaseOf, progress: RoundProgress) -> int:
-        """Writes all units, as they are after a round. The parameters hold the base.
+    def export(
+        self, folder: Path, base: BaseOf, progress: RoundProgress, known: Sequence[bytes] = ()
+    ) -> tuple[int, ...]:
+        """Writes the units, as they are after a round, or at the start (round 0). The parameters hold the base.
 
         Args:
             base: of buffers, which the model may have moved.
+            known: digests of the units of whoever is to load them: what is equal there is not written.
 
         Returns:
-            How many there are.
+            Which units were not written.
 
         Raises:
             OSError: the disk refuses.
             NotSupported: the optimizer keeps something that cannot be written.
         """
         self._check_keys()
+        left_out = []
         for unit in range(self.count):
             content = self._read(unit, base)
+            of_rounds = unit == self.count - 1 and progress.round > 0  # what they have left, of which no digest tells
+            if not of_rounds and len(known) == self.count and _digest(content) == known[unit]:
+                left_out.append(unit)
+                continue
             if unit == self.count - 1:
                 content.plain[PROGRESS] = progress.model_dump()
             self._save(folder / unit_file(unit), content)
-        return self.count
+        return tuple(left_out)
 
     def load(self, units: Iterable[int], folder: Path, round_: int) -> RoundProgress:
-        """Takes units over from FOLDER, of the start (round 0) or all of them after a round.
+        """Takes units over from FOLDER, of the start (round 0) or of after a round; in all others this state is equal.
 
         Raises MeshtrainError for a file that does not suit the model or the round.
         """

@@ -84,10 +84,10 @@ class StateSaver:
         round_ = self._base.applied
         try:
             self._base.view.show_base()
-            units = self._state.export_all(Path(save.folder), self._base.buffers.base, self.progress())
+            left_out = self._state.export(Path(save.folder), self._base.buffers.base, self.progress(), save.digests)
         except (OSError, NotSupported) as error:  # training goes on without this checkpoint
             return LearnerSaved(number=save.number, round=round_, units=0, error=str(error))
-        return LearnerSaved(number=save.number, round=round_, units=units)
+        return LearnerSaved(number=save.number, round=round_, units=self._state.count, left_out=left_out)
 
     def _on_save(self, save: Save) -> None:
         self._asked.append(save)

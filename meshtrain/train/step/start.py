@@ -1,10 +1,11 @@
 """From `mt.prepare` to the first step: the peers compare model and start state, and the engine is put together.
 
-Each question to the daemon is answered when all members have asked it, so that an error on one peer ends all of them
-there, with its reason, instead of in the middle of a round.
+At the job's start as in a job that runs: the daemon compares the model with that of the others, gets the state to begin
+from where this one differs, and says when the first step may begin.
 """
 
 import logging
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -91,21 +92,22 @@ def start_engine(
         hash_every=spec.hash_every,
     )
     engine = build_engine(parts, progress)
-    engine.boundary.wait_start()
+    with ExitStack() as undo:
+        undo.callback(engine.close)  # the job may end before: the model is an ordinary one then
+        engine.boundary.wait_start()
+        undo.pop_all()
     return engine
 
 
 def _agree_on_state(channel: Channel, state: ReplicaState, kept: NoKeptState) -> RoundProgress:
-    """Model and optimizer become what all peers have in common: rank 0's at the start, or where the job is now, by J1
-    (unit of transfer)."""
+    """Model and optimizer become what all peers have in common: the giver's at the start (G9), or where the job is now,
+    by J1 (unit of transfer)."""
     task = _ask(channel, LearnerState(units=state.digests()), "comparison of the start states")
     if not isinstance(task, StateTask):
         raise ConnectionLost(f"the daemon answered with {type(task).__name__}: it is of another version")
     progress = RoundProgress()
     if task.kept:
         progress = kept.take_over(state.tensor, task.round)
-    elif task.write:
-        state.export(task.units, Path(task.folder))
     else:
         progress = state.load(task.units, Path(task.folder), task.round)
     _ask(channel, LearnerReady(), f"the start of round {task.round + 1}")

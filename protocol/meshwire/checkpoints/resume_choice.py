@@ -15,6 +15,12 @@ class WayOn:
     source: int | None = None
 
 
+def at_beginning(standings: Mapping[int, Standing], cut: int) -> bool:
+    """G9: whether none of those that bring a history has been in a generation in which learners compute."""
+    brought = [held for held in standings.values() if held.generation is not None]
+    return bool(brought) and all(held.holding.prepared is not None and held.complete == cut for held in brought)
+
+
 def way_on(standings: Mapping[int, Standing], cut: int, reload: Collection[int]) -> WayOn:
     """What follows from the promises of all members.
 
@@ -26,7 +32,8 @@ def way_on(standings: Mapping[int, Standing], cut: int, reload: Collection[int])
     holdings = {rank: held.holding for rank, held in standings.items() if rank not in reload}
     states = [held.state for held in holdings.values() if held.state is not None and held.state <= cut]
     loadable = [held.loads_after for held in holdings.values() if held.loads_after is not None]
-    if any(held.base for held in holdings.values()) or (states and loadable and max(states) >= min(loadable)):
+    begins = bool(loadable) and at_beginning(standings, cut)
+    if begins or any(held.base for held in holdings.values()) or (states and loadable and max(states) >= min(loadable)):
         return WayOn("on")
     saved = {rank: held.saved[0] for rank, held in holdings.items() if held.saved is not None and held.saved[0] <= cut}
     runs = any(held.holding.loads_after is not None for held in standings.values())

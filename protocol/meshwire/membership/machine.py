@@ -119,6 +119,11 @@ class Membership:
         return device in self._state.refusals
 
     @property
+    def unprepared(self) -> list[Member]:
+        """G9: whose learners are not ready, of those that are to begin the first round together."""
+        return self._state.unprepared
+
+    @property
     def elsewhere(self) -> frozenset[str]:
         """Linked devices that have told lately in which generation they are."""
         return self._state.rejoin.told

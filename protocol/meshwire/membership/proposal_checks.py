@@ -77,6 +77,8 @@ def enter_wrong(enter: Enter, generation: Generation, rank: int, standing: Stand
         return "it does not tell what each member holds"
     if not {*enter.reload} <= {*generation.ranks} or enter.source not in generation.ranks:
         return "it names ranks that are not in the generation"
+    if not {*enter.awaited} <= {*generation.ranks} or (enter.awaited and enter.giver not in enter.awaited):
+        return "it awaits learners of others than its members, or their giver is none of these"
     if enter.way == "back" and (enter.reload != generation.ranks or generation.learning):
         return "it gives rounds up that a learner has computed with"
     if rank in enter.reload:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from meshwire import limits
-from meshwire.checkpoints.resume_choice import WayOn, way_on
+from meshwire.checkpoints.resume_choice import WayOn, at_beginning, way_on
 from meshwire.membership.lineage import rank_of
 from meshwire.messages.generation import Enter, Standing
 from meshwire.messages.job import Generation, Member
@@ -114,11 +114,11 @@ def enter_message(
         awaited: somebody who is not here may have the base.
     """
     kept = keep(standings, proposer)
-    founded = any(held.founded for held in standings.values())
+    begun = not at_beginning(standings, kept.cut)
     way = way_on(standings, kept.cut, kept.reload)
-    if way.way == "back" and generation.provisional and founded:
+    if way.way == "back" and generation.provisional and begun:
         way = WayOn("wait")  # somebody who is silent may have the base, with all that was committed
-    if way.way == "wait" and not (founded and awaited):
+    if way.way == "wait" and not (begun and awaited):
         # Nobody has what these lack. (Before the job has begun nobody who is elsewhere has it either.) Where it was
         # lost by an error of the script, that would come again.
         way = WayOn("failed" if any(held.holding.failed for held in standings.values()) else "lost")
@@ -129,6 +129,9 @@ def enter_message(
         way = WayOn("on")  # while a learner computes, the rounds go on; else it depends on what is left to load (J3)
     if way.source is not None and (saved := standings[way.source].holding.saved) is not None:
         kept = KeptHistory(*saved, way.source, tuple(sorted(standings)))
+        begun = not standings[way.source].holding.begins
+    together = () if begun or generation.learning or way.way not in ("on", "back") else _that_come(standings)
+    given = [rank for rank in together if way.way == "on" and standings[rank].holding.prepared]
     complete = {rank: kept.cut if rank in kept.reload else held.complete for rank, held in standings.items()}
     # The deal of samples follows the newest generation that any of those who keep their history has counted (X3).
     follows = max((held for rank, held in standings.items() if rank not in kept.reload), key=_counted, default=None)
@@ -142,9 +145,16 @@ def enter_message(
         reload=kept.reload,
         counted=0 if follows is None else follows.counted,
         learning=() if follows is None else follows.learning,
-        founded=any(held.founded for rank, held in standings.items() if rank not in kept.reload),
         way=way.way,
+        awaited=together,
+        giver=min(given or [rank for rank in together if standings[rank].holding.begins] or together, default=0),
+        given=bool(given),
     )
+
+
+def _that_come(standings: Mapping[int, Standing]) -> tuple[int, ...]:
+    """Whose learners run, or will be started."""
+    return tuple(sorted(rank for rank, held in standings.items() if held.holding.loads_after is not None))
 
 
 def _alone(standing: Standing, counts: bool) -> Standing:

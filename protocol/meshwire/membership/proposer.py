@@ -300,7 +300,8 @@ class Proposer:
         if state.phase is MembershipPhase.RUNNING and state.way == "wait" and not self._waits_for_base(now_s):
             reasons.append("nobody is left who may have the model")
         for kind, text in WISHES.items():
-            if ranks := state.requests.wishing(kind, state.change):
+            among = {*everyone.ranks} - absent
+            if ranks := state.ready(among) if kind == "learn" else state.requests.wishing(kind, state.change):
                 reasons.append(f"{_names([members[rank] for rank in sorted(ranks)])} {text}")
         if joining := self._joining(everyone, absent):
             reasons.append(f"{_names(list(joining))} asks in")
@@ -311,10 +312,11 @@ class Proposer:
         overdue = {rank for rank in everyone.ranks if everyone.members[rank].device in self._overdue}
         # Whoever proposes is in the generation, and repeats that it wishes to leave.
         leaving = state.requests.wishing("leave", state.change) - {state.rank}
+        without = absent | overdue | leaving | self._refused_of(everyone)
         return state.next_roll(
-            without=absent | overdue | leaving | self._refused_of(everyone),
+            without=without,
             joining=self._joining(everyone, absent),
-            learn=state.requests.wishing("learn", state.change),
+            learn=state.ready({*everyone.ranks} - without),
             rest=state.requests.wishing("rest", state.change),
         )
 
@@ -365,7 +367,7 @@ class Proposer:
         turns = 0 if self._failed else sum(rank < state.rank for rank in reached)
         if not reached and self._refused_of(everyone):
             turns += 1  # whoever is refused may have as much to say
-        if state.requests.wishing("learn", state.change) and not state.change.learning:
+        if state.requests.wishing("learn", state.change) and not state.change.learning and not state.awaited:
             turns += 1  # others may be ready at this very moment: they begin together
         if 0 < 2 * len(reached) < len(others):
             turns += 2  # the many that this member does not reach may reach the few that it does
@@ -409,7 +411,7 @@ class Proposer:
         gone = {rank for rank, _ in state.gone(entered.members) if not state.links.holds(entered.members[rank])}
         if entered.provisional and {*entered.counted} & {*entered.ranks} - gone <= here:
             return now_s  # nobody is missed who was here when they went on
-        if not computes and state.may_have_base:
+        if not computes and not state.awaited and state.may_have_base:
             self.waiting += "; nobody who computes is here"
             return (now_s if self._baseless_since_s is None else self._baseless_since_s) + BASE_S
         assert self._outvoted_since_s is not None
@@ -534,6 +536,8 @@ class Proposer:
             case MembershipPhase.ENTERED:
                 late = [state.change.members[rank] for rank in state.missing]
                 self.waiting = f"{_names(late)} to enter generation {state.change.number}"
+            case MembershipPhase.RUNNING if state.unprepared:
+                self.waiting = f"{_names(state.unprepared)} to prepare; then the first round begins"
             case MembershipPhase.RUNNING if state.way == "wait":
                 self.waiting = f"{_names(state.may_have_base)}, who may have the model: nobody who is here does"
 

@@ -43,6 +43,11 @@ class MemberRequests:
         """A member's newest wish."""
         self._wishes[device] = kind, now_s
 
+    def unready(self, device: str) -> None:
+        """It has entered another generation: that its learner is ready it says again there, if it is."""
+        if (wish := self._wishes.get(device)) is not None and wish[0] == "learn":
+            del self._wishes[device]
+
     @property
     def given_up(self) -> set[str]:
         """Devices that have left this generation, as they say."""
@@ -111,6 +116,11 @@ class OwnRequest:
         self._kind = kind
         if kind == "rest" and self._seat is Seat.TAKEN:
             self._seat = Seat.LOST
+
+    def unready(self) -> None:
+        """Its learner is not ready to compute after all."""
+        if self._kind == "learn":
+            self._kind = None
 
     def forget(self) -> None:
         """The history is not kept: the base that was ready is not the one that is, and what counts is to be told."""

@@ -66,6 +66,8 @@ class MembershipState:
         self.own_request = OwnRequest()
         self.samples = 0
         self.holding = Holding(base=generation is not None)  # of the history entered, as the shell said last
+        # G9, at the job's beginning: whose learners are to begin together
+        self.awaited: tuple[int, ...] = () if generation is None or generation.learning else generation.ranks
         self.way = "on"  # as in the `Enter` of the generation entered
         self.until_s: float | None = None  # the deadline of the present phase
         self.unseen = set() if generation is None else {member.device for member in generation.live.values()}
@@ -120,7 +122,8 @@ class MembershipState:
         if entered is None:
             return False
         others = (entered.members[rank] for rank in entered.learning)
-        return self.holding.base or any(one != self.me and self._is_with_us(one, entered) for one in others)
+        makes_it = bool(self.awaited) and self.holding.prepared is not None  # every learner that comes could (G9)
+        return makes_it or self.holding.base or any(one != self.me and self._is_with_us(one, entered) for one in others)
 
     @property
     def based(self) -> bool:
@@ -168,6 +171,18 @@ class MembershipState:
         """Whom the next generation lists. Before a commit those whom a proposal left out are counted again."""
         entered = self.entered if self.phase is MembershipPhase.PROMISED and self.entered is not None else self.change
         return roll_of(self.change, entered, without=without, joining=joining, learn=learn, rest=rest)
+
+    @property
+    def unprepared(self) -> list[Member]:
+        """G9: of those that are to begin together, whose learners are not ready."""
+        ready = self.requests.wishing("learn", self.change)
+        return [self.change.members[rank] for rank in self.awaited if rank not in ready]
+
+    def ready(self, among: Collection[int]) -> set[int]:
+        """Whose learners are to be taken in, of the ranks `among`. At the job's beginning none before all are that are
+        awaited (G9): they begin together."""
+        ready = self.requests.wishing("learn", self.change)
+        return ready if {*self.awaited} & {*among} <= ready else set()
 
     def is_listed(self, device: str, incarnation: int | None = None) -> bool:
         """Is it a live member of the generation entered or promised, in this incarnation?"""
@@ -379,7 +394,9 @@ class MembershipState:
     def enter(self, now_s: float) -> None:
         """All rounds up to the cut are here. Receiving is on before the others hear of it."""
         generation = self.entered = self.change
-        self.way = self._committed.way
+        self.way, self.awaited = self._committed.way, self._committed.awaited
+        if self.awaited and not self._committed.given:
+            self.own_request.unready()  # it starts from no state that is given from now on, unless it is the giver
         self._gone -= {(member.device, member.incarnation) for member in generation.live.values()}
         self.unsure -= {member.device for member in generation.live.values()}
         self.phase = MembershipPhase.ENTERED
@@ -398,6 +415,7 @@ class MembershipState:
     def has_entered(self, rank: int, now_s: float) -> None:
         """Of this member or another, perhaps before this one. When all have, rounds go on."""
         self._heard.add(rank)
+        self.requests.unready(self.change.members[rank].device)
         entered = self.phase in (MembershipPhase.ENTERED, MembershipPhase.RUNNING)
         if entered and (self.change.provisional or {*self.change.counted} <= self._heard):
             self.votes.settle(self.change)

@@ -4,17 +4,19 @@ All are notices between daemons but `Invite`, `CatchUp`, `AskModel`, `AskState` 
 of a job is made by its submitter (`meshwire.messages.job`): prepare, promise, commit.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from meshwire import limits
 from meshwire.jobs.lifecycle import JobId
-from meshwire.message_base import DeviceId, Int64, Wire
+from meshwire.message_base import DeviceId, Digest, Int64, Wire
 from meshwire.messages.envelope import message
 from meshwire.messages.job import BlobRef, Generation, JobSpec, Member, Rank, Reason, Text
 from meshwire.messages.learner import SampleSpace
 from meshwire.messages.rounds import BatchSize, Bind, Bytes, Poison, Round, SampleBlock
+from meshwire.model.manifest import ModelManifest
 
 GenerationHash = Annotated[int, Field(ge=0, lt=2**64)]
 Chain = Annotated[bytes, Field(min_length=16, max_length=16)]
@@ -43,6 +45,10 @@ class Holding(Wire):
     # runs there, or will be started
     state: RoundCount | None = None  # the newest round of after which it has a state to give
     saved: tuple[RoundCount, Chain] | None = None  # of its newest checkpoint: round, and h of that round
+    begins: bool = False  # `saved` is the job's beginning, which its learner could make
+    # G9: whether its learner has the state that all start from; None of a member that has been in a generation in which
+    # learners compute
+    prepared: bool | None = None
     failed: bool = False  # the last process of its script has ended by an error of its own
 
 
@@ -57,7 +63,6 @@ class Standing(Wire):
     linked: tuple[Rank, ...]  # live links, by rank of the proposed generation
     counted: Annotated[int, Field(ge=0)] = 0  # number of the newest generation that the deal of samples follows (X3)
     learning: tuple[Rank, ...] = ()  # of that one
-    founded: bool = True  # it knows that all learners have their start state (G9)
     history: Electorate | None = None  # of `generation`
     # Of the newest root that this incarnation was in, whether it kept that history or not, and of the entitled ones
     # that it has promised since and that may have been entered by others.
@@ -105,7 +110,11 @@ class Enter(Wire):
     reload: Annotated[tuple[Rank, ...], Field(max_length=limits.MEMBERS_MAX)]  # these bring no history that is kept
     counted: Annotated[int, Field(ge=0)] = 0  # the newest one that the deal of any other of them follows
     learning: Annotated[tuple[Rank, ...], Field(max_length=limits.MEMBERS_MAX)] = ()
-    founded: bool = True  # one of them knows that all learners have their start state (G9)
+    # G9, where the job is at its beginning and no learner computes: those that are to begin together; whose state they
+    # start from, the giver's; and whether that is given already, so that who has loaded it keeps it
+    awaited: Annotated[tuple[Rank, ...], Field(max_length=limits.MEMBERS_MAX)] = ()
+    giver: Rank = 0
+    given: bool = False
     # J3, where no learner computes: the rounds go on; all go back to the state that the source has saved, which is that
     # of the cut; there is nothing here to go on from, but somebody else may have it; nobody has, and all begin again
     # from what lies on their disks (J5); or scripts have failed, and the job with them
@@ -232,27 +241,49 @@ class CaughtUp(Wire):
 
 @message("model.ask")
 class AskModel(Wire):
-    """Request of a member without history: the job's model. Reply: `meshwire.messages.job.Model`."""
+    """Request of a member that has not seen the job's model, or compares its own. Reply: `Model`."""
 
     job: JobId
+
+
+@message("job.model")
+class Model(Wire):
+    """Reply: the model that a learner there has prepared, and the digest of the bucket plan that follows from it."""
+
+    job: JobId
+    rank: Rank
+    manifest: ModelManifest
+    plan: Digest
 
 
 @message("state.ask")
 class AskState(Wire):
-    """Request of a loading member to one that computes: its base after `after_round` or a later one (J1). Reply:
-    `SavedState`."""
+    """Request of a loading member to one that computes, or to the giver (G9): its base after `after_round` or a later
+    one (J1). Reply: `SavedState`."""
 
     job: JobId
     after_round: RoundCount
+    digests: Annotated[tuple[Digest, ...], Field(max_length=limits.TENSORS_MAX + 2)] = ()  # of the asker's, by unit
 
 
 @message("state.saved")
 class SavedState(Wire):
-    """Reply: the blobs of all units, in their order."""
+    """Reply: the blobs of all units but those that the asker has, in their order."""
 
     round: RoundCount
     chain: Chain  # h_k of that round, by which the asker knows whether it is on the history that is kept (G4)
     units: tuple[BlobRef, ...]
+    left_out: tuple[Annotated[int, Field(ge=0)], ...] = ()  # these are equal to the asker's
+
+    @property
+    def count(self) -> int:
+        """Of all units of the state."""
+        return len(self.units) + len(self.left_out)
+
+    @property
+    def by_number(self) -> Mapping[int, BlobRef]:
+        """The blobs by unit."""
+        return dict(zip((unit for unit in range(self.count) if unit not in {*self.left_out}), self.units, strict=False))
 
 
 @message("round.fetch")

@@ -118,7 +118,7 @@ class Generation(Wire):
 
     @classmethod
     def first(cls, job: str, proposer: str, members: tuple[Member, ...]) -> "Generation":
-        """In which all members take part and compute."""
+        """In which all members take part. Their learners prepare, and compute from the next one on (G9)."""
         ranks = tuple(range(len(members)))
         return cls(
             job=job,
@@ -127,7 +127,7 @@ class Generation(Wire):
             parent=None,
             members=members,
             ranks=ranks,
-            learning=ranks,
+            learning=(),
             root=1,
             counted=ranks,
         )
@@ -279,7 +279,7 @@ class RefusedRank(Wire):
 
 
 GivenUps = Annotated[tuple[GivenUp, ...], Field(max_length=limits.GIVEN_UP_MAX)]
-Part = Literal["computes", "forwards", "waits", "leaves"]
+Part = Literal["computes", "forwards", "leaves"]
 
 
 @message("job.rank")

@@ -42,7 +42,8 @@ class SampleSpace(Wire):
 
 @message("learner.model")
 class LearnerModel(Wire):
-    """Request: the prepared model. The learner has sized the shared memory for it. Reply: `Done` when all agree."""
+    """Request: the prepared model. The learner has sized the shared memory for it. Reply: `Done` when it is that of the
+    others."""
 
     manifest: ModelManifest
     memory_bytes: int  # of the shared memory
@@ -59,19 +60,18 @@ class LearnerState(Wire):
 
 @message("learner.state.task")
 class StateTask(Wire):
-    """Write these units as files into `folder`, named by unit number, or load them from there; or take over what the
-    process of before has kept in memory (J3)."""
+    """Load these units from `folder`, where they are files named by unit number: in all others its state is the one to
+    begin from. Or take over what the process of before has kept in memory (J3)."""
 
     units: tuple[int, ...]
     folder: AnyPath
-    write: bool  # else load
     round: Annotated[int, Field(ge=0)] = 0  # after which the state was read; 0: the start
     kept: bool = False  # it lies in memory
 
 
 @message("learner.ready")
 class LearnerReady(Wire):
-    """Request: the state task is done. Reply: `Done` when every member is ready and round 1 may begin."""
+    """Request: the state task is done. Reply: `Done`; `Start` follows when its rank computes."""
 
 
 @message("learner.bucket")
@@ -226,6 +226,7 @@ class Save(Wire):
     number: int
     after_round: Annotated[int, Field(ge=0)]
     folder: AnyPath
+    digests: tuple[Digest, ...] = ()  # of the units of whoever asks: what is equal there is not written
 
 
 @message("learner.saved")
@@ -235,6 +236,7 @@ class LearnerSaved(Wire):
     number: int
     round: Annotated[int, Field(ge=0)]
     units: Annotated[int, Field(ge=0)]
+    left_out: tuple[Annotated[int, Field(ge=0)], ...] = ()  # of them: equal to those whose digests it was told
     error: Text | None = None
 
 

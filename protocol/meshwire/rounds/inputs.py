@@ -198,11 +198,6 @@ Input = (
 
 
 @dataclass(frozen=True, slots=True)
-class LearnerBegins:
-    """All members are ready: the learner is to begin its first step."""
-
-
-@dataclass(frozen=True, slots=True)
 class LearnerTakenIn:
     """The learner that has loaded computes from this generation on (X3, entered generations)."""
 
@@ -315,7 +310,6 @@ JobInput = (
     | BarrierEntered
     | BarrierFull
     | BarrierBroken
-    | LearnerBegins
     | LearnerTakenIn
     | LearnerGone
     | LearnerDied

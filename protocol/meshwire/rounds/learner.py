@@ -145,6 +145,10 @@ class Learner:
     """Absent for good: it applies nothing more, and nothing is kept for it."""
     loading: bool = False
     """Absent until it holds a base, and no learner of the generation: what follows `applied` is kept for it (J1)."""
+    based: bool = False
+    """Absent, and holds the base: it waits to be taken in (J1)."""
+    begins: bool = False
+    """It is taken in with the generation that is entered, as soon as all have entered that (G9)."""
     times: StepTimes = field(default_factory=StepTimes)
 
     def visible(self, decided: int, complete: int) -> int:
@@ -184,6 +188,8 @@ class Learner:
     def _may_null_absent(self, decided: int, complete: int) -> Decision:
         """R5, as far as this daemon can follow."""
         bound = complete + self.settings.staleness + 1
+        if self.begins:
+            return False, "its learner begins when all have entered the generation (G9)"
         if self.gone:
             return decided < bound, f"its learner is gone; rounds up to {bound} are in reach (R5)"
         if self.settings.visibility == "fixed" and not self.loading:

@@ -267,6 +267,7 @@ class RoundMachine:
             self._drop_step(f"its learner is absent: {absent.reason} (R5)")
         learner.phase = Phase.ABSENT
         learner.absence = absent.reason
+        learner.based = learner.begins = False
         if absent.loading and not learner.loading:
             learner.applied = self._table.complete
             learner.times = StepTimes()  # it compiles and allocates anew
@@ -280,6 +281,7 @@ class RoundMachine:
             known = f"rounds {learner.applied} to {self._table.complete} are kept, it is {learner.phase.value}"
             return f"a base after round {round_} cannot be loaded: {known} (J1)"
         learner.applied = round_
+        learner.based = True
         return None
 
     def _learner_present(self, now_s: float) -> str | None:
@@ -287,7 +289,7 @@ class RoundMachine:
         if learner.phase is not Phase.ABSENT:
             return f"present again, but it was {learner.phase.value}"
         learner.phase = Phase.BOUNDARY
-        learner.gone = learner.loading = False
+        learner.gone = learner.loading = learner.based = learner.begins = False
         learner.moved(now_s)
         return None
 
@@ -341,7 +343,8 @@ class RoundMachine:
             return f"entered at round {cut}, but it holds the rounds up to {self._table.complete} (G6)"
         if self.settings.rank not in ranks:
             return f"entered a generation of the ranks {ranks} (G2)"
-        before = self._table
+        before, learner = self._table, self._learner
+        learner.begins = learner.based and entered.computes and learner.applied == cut
         self.settings = self._learner.settings = replace(self.settings, ranks=ranks)
         self._table = before.entered(self.settings, entered.completes)
         self._calls = Calls()

@@ -51,7 +51,6 @@ from meshwire.rounds.inputs import (
     Input,
     JobInput,
     LearnerAbsent,
-    LearnerBegins,
     LearnerDied,
     LearnerGone,
     LearnerLoads,
@@ -197,7 +196,6 @@ class JobRounds:
         | LearnerStepped
         | LearnerIdle
         | LearnerBack
-        | LearnerBegins
         | LearnerTakenIn
         | LearnerGone
         | LearnerDied
@@ -223,11 +221,6 @@ class JobRounds:
                 self._gone(reason, now_s)
             case LearnerBack():
                 self._tell(LearnerPresent(), now_s)
-            case LearnerBegins():
-                self._out.append(DecodeRound(self.machine.complete + 1))
-                self._schedule.wants_to_start(FIRST_STEP)
-                self._advance(now_s)
-                self._begin_grants()
             case LearnerTakenIn():
                 self._schedule.taken_in()
                 self._schedule.wants_to_start(FIRST_STEP)

@@ -237,11 +237,6 @@ def test_who_has_ended_its_script_was_not_lost() -> None:
     failed = job(2, (0, 1), cleo=report(2, failure=KILLED, state="failed"))
     assert news(FIRST, failed) == []
     assert part_of(failed, 2) == "ended"
-    waits = job(2, (0, 1), cleo=report(2, failure=KILLED, part="waits"))
-    assert news(FIRST, waits) == [
-        "cleo: the script was killed by signal 9; it is started again when the others have begun"
-    ]
-    assert part_of(waits, 2) == "ended"
 
 
 @pytest.mark.parametrize("state", [JobState.FAILED, JobState.SUCCEEDED])

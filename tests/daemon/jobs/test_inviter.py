@@ -26,11 +26,12 @@ from meshwire.jobs.lifecycle import JobEvent, JobState
 from meshwire.message_base import Wire
 from meshwire.messages.envelope import Done
 from meshwire.messages.generation import AskIn, Invite
-from meshwire.messages.job import BlobRef, End, Generation, JobSpec, Member, OfferReply
+from meshwire.messages.job import BlobRef, End, JobSpec, Member, OfferReply
 from meshwire.messages.learner import SampleSpace
 from meshwire.messages.link import Software
 from meshwire.messages.local import Cancel
 from meshwire.sync_modes.mode import sync_settings
+from tests.computing import computing
 from tests.daemon.linkusers import DialsNobody
 
 JOB = "j" + "0" * 11
@@ -38,7 +39,7 @@ ANNA, BERT, CLEO, DORA = (
     Member(device=f"{n + 1:064x}", incarnation=n + 10, name=name)
     for n, name in enumerate(("anna", "bert", "cleo", "dora"))
 )
-FIRST = Generation.first(JOB, ANNA.device, (ANNA, BERT))
+FIRST = computing(JOB, ANNA.device, (ANNA, BERT))
 SPEC = JobSpec(
     job=JOB, name="train", submitter=ANNA.device, created_at_s=1.0, script="train.py", args=(), env=(),
     files=BlobRef(sha256=bytes(32), size_bytes=1), data=None, sync=sync_settings("bsp"), codec="fp32", on_nan="stop",

@@ -27,7 +27,6 @@ from meshwire.messages.job import (
     CheckpointFiles,
     Checkpoints,
     Fetch,
-    Generation,
     JobSpec,
     ListCheckpoints,
 )
@@ -35,6 +34,7 @@ from meshwire.messages.learner import LearnerModel, LearnerState, SampleSpace
 from meshwire.messages.local import ResumeFrom
 from meshwire.model.manifest import Momentum
 from meshwire.sync_modes.mode import sync_settings
+from tests.computing import computing
 from tests.daemon import realjobs as jobs
 from tests.daemon.startup.test_checkpointing import JOB, MEMBERS, MODEL, SOFTWARE, SPACE, UNITS, deal, spec
 
@@ -49,7 +49,7 @@ def written(
     tag = "ab12cd34" if given_up else ""
     facts = CheckpointFacts(
         job=JOB, spec=job_spec.pack().hex(), round=round_,
-        generation=GenerationRecord.of(Generation.first(JOB, MEMBERS[0].device, MEMBERS)),
+        generation=GenerationRecord.of(computing(JOB, MEMBERS[0].device, MEMBERS)),
         chain=f"{tag}{round_:032x}"[:32], model=MODEL.manifest.state_digest().hex(), plan=MODEL.plan.hex(),
         samples=32 * round_, space=SPACE, deal=deal(round_), created_at_s=created_at_s, software=SOFTWARE,
     )  # fmt: skip
@@ -150,7 +150,7 @@ async def test_the_newest_is_taken_wherever_it_lies(
     entry = point.entry(LearnerModel(manifest=MODEL.manifest, memory_bytes=1, samples=SPACE))
     assert (entry.complete, entry.samples, entry.deal) == (40, 40 * 32, deal(40))
     task = point.task(LearnerState(units=(bytes(32), bytes(32))))
-    assert (task.units, task.write, task.round) == ((0, 1), False, 40)
+    assert (task.units, task.round) == ((0, 1), 40)
 
 
 @pytest.mark.asyncio

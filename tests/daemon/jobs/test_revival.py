@@ -44,6 +44,7 @@ from meshwire.messages.job import (
     ResumePoint,
 )
 from meshwire.messages.local import Cancel
+from tests.computing import computing
 from tests.daemon.jobs.test_file_intake import make_spec
 from tests.daemon.jobs.test_resume import written
 from tests.daemon.linkusers import DialsNobody
@@ -51,7 +52,7 @@ from tests.daemon.startup.test_checkpointing import JOB, MEMBERS
 from tests.daemon.startup.test_checkpointing import spec as plain_spec
 from tests.daemon.waiting import until
 
-FIRST = Generation.first(JOB, MEMBERS[0].device, MEMBERS)
+FIRST = computing(JOB, MEMBERS[0].device, MEMBERS)
 PATIENCE_S = 0.3
 
 

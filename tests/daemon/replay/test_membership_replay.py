@@ -37,8 +37,9 @@ from meshwire.membership.inputs import (
 from meshwire.membership.machine import Membership
 from meshwire.membership.record import MembershipStart, input_of, plain
 from meshwire.messages.generation import Accuse, AskIn, Holding, Promised, Refused, Standing, Where, Wish
-from meshwire.messages.job import Generation, Member
+from meshwire.messages.job import Member
 from meshwire.timeouts import Timeouts
+from tests.computing import computing
 from tests.sim import clusterdaemon
 from tests.sim.clusterfaults import random_schedule
 from tests.sim.clusterfaults import run as run_cluster
@@ -49,7 +50,7 @@ MEMBERS = tuple(
     Member(device=f"{n + 1:064x}", incarnation=n + 10, name=name) for n, name in enumerate(("anna", "bert", "cleo"))
 )
 ONE, TWO, THREE = (member.device for member in MEMBERS)
-FIRST = Generation.first(JOB, ONE, MEMBERS)
+FIRST = computing(JOB, ONE, MEMBERS)
 TIMEOUTS = Timeouts(5.0, 0.01)
 HELD = Standing(generation=0, number=0, complete=4, chains=(b"c" * 16, b"d" * 16), samples=40, linked=())
 

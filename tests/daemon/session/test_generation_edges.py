@@ -24,11 +24,11 @@ from meshtraind.rounds.history import Entry
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session import history_source
 from meshtraind.session import membership_driver as generations_module
+from meshtraind.session.barriers import Barriers
 from meshtraind.session.history_source import HistorySource
 from meshtraind.session.membership_driver import MembershipDriver
 from meshtraind.session.membership_host import MembershipHost
 from meshtraind.session.rounds_factory import RoundsFactory
-from meshtraind.startup.agreement import Agreement
 from meshtraind.startup.beginning import JobBeginning
 from meshtraind.storage.job_record import EntryMode, Job
 from meshtraind.transport.connection import ConnectionEnded, RequestFailed
@@ -45,6 +45,7 @@ from meshwire.messages.generation import (
     CatchUp,
     CaughtUp,
     Enter,
+    Model,
     PathStep,
     SavedState,
     ServedRound,
@@ -53,7 +54,6 @@ from meshwire.messages.generation import (
 from meshwire.messages.job import BarrierReached, BaseHash, BlobRef, Generation, GivenUp
 from meshwire.messages.learner import BarrierPassed, LearnerBarrier, LearnerState, StateTask
 from meshwire.messages.rounds import Bind, Call, Seal
-from meshwire.messages.startup import Model
 from meshwire.model.plan import plan_buckets
 from meshwire.sync_modes.mode import sync_settings
 from tests.daemon.roundhost import executor_of
@@ -89,12 +89,12 @@ async def test_a_learner_that_is_lost_in_a_barrier_leaves_nothing_behind_in_it(e
         desk.links[1].sent.clear()
         if ends == "by an error":
             desk.gone.add(1)
-        desk.agreement.news(BarrierReached(job=JOB, rank=1, number=1))
-        desk.agreement.entered()
+        desk.barriers.reached(BarrierReached(job=JOB, rank=1, number=1))
+        desk.barriers.entered()
         await turns()
         assert not desk.failed
         assert not desk.rounds._parts.job_rounds.in_barrier
-        assert not desk.agreement.in_barrier(0)
+        assert not desk.barriers.in_barrier(0)
         assert not desk.links[1].sent, "the others are not told that it is in the barrier"
 
 
@@ -102,18 +102,18 @@ async def test_a_learner_that_is_lost_in_a_barrier_leaves_nothing_behind_in_it(e
 async def test_a_lost_learner_is_in_no_barrier_of_others() -> None:
     """They wait for the next one: it will enter it."""
     job = cast(Any, job_of("ab", 0))
-    agreement = Agreement(job, lambda _rank, _message: None)
-    agreement.news(BarrierReached(job=JOB, rank=1, number=1))
+    barriers = Barriers(job, lambda _rank, _message: None)
+    barriers.reached(BarrierReached(job=JOB, rank=1, number=1))
     both = job.generation
-    job.generation = both.model_copy(update={"learning": (0,)})
-    agreement.entered()
-    job.generation = both.model_copy(update={"number": 3})
-    agreement.entered()
+    job.generation, job.counted = both.model_copy(update={"learning": (0,)}), (0,)
+    barriers.entered()
+    job.generation, job.counted = both.model_copy(update={"number": 3}), (0, 1)
+    barriers.entered()
     tasks = TaskSet("test")
-    waiting = tasks.spawn(agreement.barrier(1, 0, lambda _event: None), "barrier")
+    waiting = tasks.spawn(barriers.barrier(1, 0, lambda _event: None), "barrier")
     await turns()
     assert not waiting.done()
-    agreement.news(BarrierReached(job=JOB, rank=1, number=1))
+    barriers.reached(BarrierReached(job=JOB, rank=1, number=1))
     assert await asyncio.wait_for(waiting, 10) == 0
 
 
@@ -121,7 +121,7 @@ async def test_a_lost_learner_is_in_no_barrier_of_others() -> None:
 async def test_a_script_that_comes_back_passes_the_barriers_before_its_model() -> None:
     """It calls mt.barrier() before mt.prepare, as at the start of the job; the others are beyond that barrier."""
     async with Desk(2, "ssp:2") as desk:
-        desk.agreement.passed = 1
+        desk.barriers.passed = 1
         desk.rounds.learner.dead("its process has ended")
         desk.link.begin_anew(desk.rounds, cast(Any, None))
         desk.link.attach(cast(Any, desk.connection))
@@ -288,9 +288,9 @@ async def ask_state(
             asker.round_complete(rounds.complete)
 
     monkeypatch.setattr(joining, "POLL_S", 0.001)
-    host = SimpleNamespace(computing=donors, others=others, own_state=own, carried_bytes=0)
+    host = SimpleNamespace(computing=donors, others=others, own_state=own, carried_bytes=0, giver=None)
     files = SimpleNamespace(folder=Path("none"), fetch=done, lay_out=done)
-    asker = JoinRequests(JOB, cast(Any, rounds), cast(Any, None), cast(Any, host), cast(Any, files), kept)
+    asker = JoinRequests(JOB, cast(Any, rounds), cast(Any, host), cast(Any, files), kept)
     tasks = TaskSet("test")
     tasks.spawn(go_on(), "rounds")
     try:
@@ -680,7 +680,7 @@ async def test_hashes_of_rounds_that_do_not_count_are_forgotten() -> None:
     crossing = SimpleNamespace(enter=lambda *_: None)
     shell, _, tasks = generations(SimpleNamespace(rounds=rounds, crossing=crossing, entered=lambda _: None), {})
     job = cast(Any, shell._job)
-    job.take = lambda _generation: None
+    job.take = lambda _generation, _awaited: None
     for round_ in (4, 5, 6):
         for rank in (0, 1):
             assert not job.hashes.add(BaseHash(job=JOB, rank=rank, round=round_, sha256=bytes(32)))
@@ -750,7 +750,7 @@ async def test_the_deal_of_another_cut_is_not_given() -> None:
     crossing = SimpleNamespace(deal=None, samples=3)
     rounds = SimpleNamespace(sample_space=None, crossing=crossing)
     passage._learner = SimpleNamespace(rounds=rounds)
-    passage._agreement = SimpleNamespace(passed=2)
+    passage._barriers = SimpleNamespace(passed=2)
     passage._source = HistorySource("anna", JOB, passage)
     passage.generations, machine, tasks = generations(passage, {})
     generation = cast(Any, job_of("ab", 0)).generation
@@ -890,7 +890,7 @@ async def test_who_asks_before_the_source_has_gone_back_waits(monkeypatch: pytes
     passage = cast(Any, object.__new__(MembershipHost))
     rounds = SimpleNamespace(sample_space=None, crossing=SimpleNamespace(deal=None, samples=3), complete=9)
     passage._learner = SimpleNamespace(rounds=rounds)
-    passage._agreement = SimpleNamespace(passed=2)
+    passage._barriers = SimpleNamespace(passed=2)
     passage._source = HistorySource("anna", JOB, passage)
     passage.generations, machine, tasks = generations(passage, {})
     generation = machine.promised = cast(Any, job_of("ab", 0)).generation
@@ -914,12 +914,12 @@ class Bereaved:
         learner = SimpleNamespace(could_hold=lambda round_: 6 <= round_ <= complete, dead=self._dead)
         self.rounds = SimpleNamespace(learner=learner, hold_others_up=False)
         passage._learner = SimpleNamespace(
-            rounds=self.rounds, preparation=None, was_ready=True, begin_anew=self._begin_anew
+            rounds=self.rounds, requests=None, was_ready=True, begin_anew=self._begin_anew
         )
-        passage._founding = None
+        passage._begun = True
         passage._checkpointing = SimpleNamespace(round_complete=lambda *_: None)
         passage._job = SimpleNamespace(folder=Path("none"), spec=SimpleNamespace(job=JOB, resume=None), begins=True)
-        passage._beginning = JobBeginning(cast(Any, passage._job))
+        passage.beginning = JobBeginning(cast(Any, passage._job))
         passage._maker = SimpleNamespace(manifest=MANIFEST, memory=SimpleNamespace(kept=self))
         passage._place = SimpleNamespace(states=None)
         passage._keeper = SimpleNamespace(learner_comes=comes, learner_failed=False)
@@ -942,7 +942,7 @@ class Bereaved:
         self.done.append(f"dead with {holds}")
 
     def _begin_anew(self, _rounds: object, joining: JoinRequests) -> None:
-        self.passage._learner.preparation = joining
+        self.passage._learner.requests = joining
 
 
 def test_the_base_in_memory_waits_for_the_next_learner() -> None:
@@ -950,7 +950,7 @@ def test_the_base_in_memory_waits_for_the_next_learner() -> None:
     bereaved = Bereaved(7)
     assert bereaved.passage.learner_died(failed=False)
     assert bereaved.done == ["dead with 7", "rest", "look again"]
-    assert bereaved.passage._learner.preparation.kept
+    assert bereaved.passage._learner.requests.kept
 
 
 @pytest.mark.parametrize(
@@ -971,9 +971,9 @@ def test_a_base_that_could_not_be_taken_over_is_not_tried_again() -> None:
     bereaved.passage.learner_died(failed=False)
     bereaved.passage._learner.was_ready = False
     bereaved.passage.learner_died(failed=False)
-    assert bereaved.passage._learner.preparation.kept
+    assert bereaved.passage._learner.requests.kept
     bereaved.passage.learner_died(failed=True)
-    assert not bereaved.passage._learner.preparation.kept
+    assert not bereaved.passage._learner.requests.kept
 
 
 @pytest.mark.parametrize("asked", [False, True], ids=["before it has asked", "when it takes it over"])
@@ -982,21 +982,21 @@ def test_a_base_that_is_found_to_differ_is_not_taken_over(asked: bool) -> None:
     takes it over already it is ended, and what it leaves is not trusted."""
     bereaved = Bereaved(7)
     bereaved.passage.learner_died(failed=False)
-    joining_ = bereaved.passage._learner.preparation
+    joining_ = bereaved.passage._learner.requests
     joining_._told_kept = asked
     bereaved.done.clear()
     bereaved.passage.distrust_memory()
     assert joining_.kept is asked
     assert bereaved.done == ([] if asked else ["clear", "dead with None", "look again"])
     bereaved.passage.learner_died(failed=False)
-    assert not bereaved.passage._learner.preparation.kept
+    assert not bereaved.passage._learner.requests.kept
 
 
 def test_nobody_waits_for_who_could_find_its_base_in_memory() -> None:
     """J3, R5: when no more rounds can be kept for it, it loads the others' state like any other."""
     bereaved = Bereaved(7)
     bereaved.passage.learner_died(failed=False)
-    joining_ = bereaved.passage._learner.preparation
+    joining_ = bereaved.passage._learner.requests
     bereaved.passage.round_complete(bereaved.rounds, 9)
     assert joining_.kept
     bereaved.rounds.hold_others_up = True

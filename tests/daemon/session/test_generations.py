@@ -7,9 +7,10 @@ from meshtraind.rounds.driver import Rounds
 from meshtraind.session.membership_driver import MembershipDriver
 from meshwire.membership.machine import Membership
 from meshwire.messages.generation import Holding
-from meshwire.messages.job import Generation, Member
+from meshwire.messages.job import Member
 from meshwire.rounds.inputs import RoundTripMeasured
 from meshwire.timeouts import Timeouts
+from tests.computing import computing
 
 MEMBERS = tuple(Member(device=f"{n + 1:064x}", incarnation=1, name=f"peer{n}") for n in range(3))
 JOB = "j" + "0" * 11
@@ -17,7 +18,7 @@ JOB = "j" + "0" * 11
 
 def test_waits_follow_the_round_trip_of_now() -> None:
     """G7, R3: that to the farthest member; one that is not measured, or not linked, says nothing."""
-    first = Generation.first(JOB, MEMBERS[0].device, MEMBERS)
+    first = computing(JOB, MEMBERS[0].device, MEMBERS)
     machine = Membership(MEMBERS[0], JOB, Timeouts(0.5, 0.001), 0.0, generation=first)
     told: list[float] = []
     rounds = SimpleNamespace(history_samples=1, note_round_trip=told.append)

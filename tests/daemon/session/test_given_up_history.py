@@ -58,6 +58,7 @@ from meshwire.messages.link import Software
 from meshwire.model.plan import plan_buckets
 from meshwire.rounds.learner import Phase
 from meshwire.sync_modes.mode import sync_settings
+from tests.computing import computing
 from tests.daemon.api.test_app import config
 from tests.daemon.linkusers import DialsNobody
 from tests.daemon.session.test_generation_edges import catch_up, generations, where
@@ -214,6 +215,8 @@ async def answer(desk: Checkpoints, how: str) -> None:
 class Home:
     """The session of a device whose history is not kept, up to what its learner does."""
 
+    founding = False
+
     def __init__(self, finish: Exception | None = None) -> None:
         self.log: list[str] = []
         self.may_write, self.may_finish = asyncio.Event(), asyncio.Event()
@@ -261,7 +264,7 @@ class Parted:
         self.waits: list[str] = []
         job = cast(Any, self.shell._job)
         job.take_given_up, job.wait = self.told.extend, self.waits.append
-        job.take = lambda generation: job.__dict__.update(generation=generation)
+        job.take = lambda generation, _awaited=(): job.__dict__.update(generation=generation)
         first = job.generation
         alone = first.model_copy(update={"number": 2, "parent": first.digest(), "ranks": (0,), "learning": (0,)})
         other = alone.model_copy(update={"ranks": (1,), "learning": (1,)})
@@ -399,7 +402,7 @@ class Laptop:
         self.job = Job(spec, (anna, self.bert), 0, self.folder, history)
         self.jobs.registry.add(self.job)
         self.job.advance(JobEvent.FILES_COMPLETE)
-        self.both = Generation.first(id_, anna.device, (anna, self.bert))
+        self.both = computing(id_, anna.device, (anna, self.bert))
 
     def begins(self, generation: Generation) -> JobSession:
         self.jobs.registry.start(self.job, generation, {})
@@ -425,7 +428,7 @@ async def test_a_device_that_trained_on_alone_keeps_its_base_and_returns(
     here = Laptop(monkeypatch, tmp_path)
     board, job, both, id_, folder = here.jobs, here.job, here.both, here.id_, here.folder
     fields = {"number": 2, "parent": both.digest(), "root": 1}
-    alone = both.model_copy(update={**fields, "ranks": (0,), "learning": (0,)})
+    alone = both.model_copy(update={**fields, "ranks": (0,), "learning": ()})
     session = here.begins(alone)  # as it is once it has waited for bert
     told: list[Wire] = []
     plan = await train_alone(session, told, 3)

@@ -12,15 +12,16 @@ from meshtraind.learner.shared_memory import SharedMemory
 from meshtraind.rounds.driver import Rounds
 from meshtraind.rounds.history import Entry
 from meshtraind.runtime.tasks import TaskSet
+from meshtraind.session.barriers import Barriers
 from meshtraind.session.learner_handler import LearnerHandler
 from meshtraind.session.metrics import MetricsKeeper
 from meshtraind.session.rounds_factory import RoundsFactory
-from meshtraind.startup.agreement import Agreement
+from meshtraind.startup.prepared import DescribedModel
 from meshwire import limits
 from meshwire.jobs.lifecycle import new_job_id
 from meshwire.memory_layout.shared_slots import MemoryLayout
 from meshwire.message_base import Wire
-from meshwire.messages.job import BarrierReached, BlobRef, Generation, JobSpec, Member
+from meshwire.messages.job import BarrierReached, BlobRef, JobSpec, Member
 from meshwire.messages.learner import (
     BarrierPassed,
     LearnerApplied,
@@ -40,6 +41,7 @@ from meshwire.model.plan import plan_buckets
 from meshwire.rounds.effects import RoundComplete
 from meshwire.rounds.learner import Phase
 from meshwire.sync_modes.mode import sync_settings
+from tests.computing import begin, computing
 
 MANIFEST = ModelManifest(
     tensors=(
@@ -94,7 +96,7 @@ class Desk:
             seed=0, bucket_bytes=1024, hash_every=0, trace=False,
         )  # fmt: skip
         who = tuple(Member(device=f"{rank:064x}", incarnation=1, name=f"n{rank}") for rank in range(members))
-        self.generation = Generation.first(JOB, "0" * 64, who)
+        self.generation = computing(JOB, "0" * 64, who)
         self.gone: set[int] = set()
         job = cast(
             Any,
@@ -105,17 +107,18 @@ class Desk:
                 ended=False,
                 folder=Path("/none"),
                 generation=self.generation,
+                counted=self.generation.learning,
                 gone=self.gone,
             ),
         )
         self.links = cast(Any, {rank: Peer() for rank in range(1, members)})
-        self.agreement = Agreement(job, lambda rank, body: self.links[rank].notify(body))
+        self.barriers = Barriers(job, lambda rank, body: self.links[rank].notify(body))
         self.tasks = TaskSet("test", lambda _name, error: self.failed.append(repr(error)))
         owner = SimpleNamespace(
             who="rank 0 (n0)", fail=self.failed.append, tell_hash=lambda _body: None, tell_report=lambda: None
         )
         metrics = MetricsKeeper(self.links)
-        self.link = LearnerHandler(job, self.agreement, metrics, cast(Any, None), cast(Any, owner), self.tasks)
+        self.link = LearnerHandler(job, self.barriers, metrics, cast(Any, owner), self.tasks)
         fail = lambda reason: self.failed.append(f"rank 0 (n0): {reason}")  # noqa: E731
         self.refused: list[tuple[int, str]] = []
         refuse = lambda rank, reason: self.refused.append((rank, reason))  # noqa: E731
@@ -127,10 +130,12 @@ class Desk:
         self.maker.memory = self.memory
         self.connection = SimpleNamespace(notify=self.told.append, writable=True, close=lambda _reason: None)
         self.link.attach(cast(Any, self.connection))
-        prepared: Any = SimpleNamespace(manifest=MANIFEST, plan=PLAN, samples=None, entry=entry)
-        self.link.rounds = self.maker.first(self.owner, prepared, self.generation)
+        beginning = Entry(anew=True) if entry is None else entry
+        self.link.rounds = self.maker.first(
+            self.owner, DescribedModel(MANIFEST, PLAN, None), self.generation, beginning
+        )
         self.link._ready = True
-        self.link.rounds.learner.begin()
+        begin(self.link.rounds, self.generation)
 
     @property
     def rounds(self) -> Rounds:
@@ -259,7 +264,7 @@ async def test_a_learner_in_a_barrier_lets_one_that_is_behind_go_on(behind: bool
         bind = Bind(round=1, step=1, base=0, weight=1.0, samples=(), hyperparameters=b"", sizes=())
         desk.rounds.message(1, bind, behind=behind)
         assert [body for body in desk.links[1].sent if isinstance(body, Null)] == ([Null(round=1)] if behind else [])
-        desk.agreement.news(BarrierReached(job=JOB, rank=1, number=1))
+        desk.barriers.reached(BarrierReached(job=JOB, rank=1, number=1))
         await turns()
         assert BarrierPassed(number=1, error=None) in desk.told
         assert desk.rounds._machine.phase is (Phase.BOUNDARY if behind else Phase.COMPUTING)

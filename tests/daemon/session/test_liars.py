@@ -92,6 +92,7 @@ class Hearer:
             members=members,
             spec=SimpleNamespace(job=JOB),
             generation=SimpleNamespace(learning=learning) if learning else None,
+            counted=learning,
         )
         self._node = SimpleNamespace(links=dict.fromkeys(self.linked), patience_s=5.0)
         self.passage = SimpleNamespace(

@@ -25,9 +25,9 @@ from meshtraind.learner.supervisor import LearnerSupervisor
 from meshtraind.peers.links import Links
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session import session as session_module
+from meshtraind.session.barriers import Barriers
 from meshtraind.session.metrics import MetricsKeeper
 from meshtraind.session.session import JobSession
-from meshtraind.startup.agreement import Agreement
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.job_record import Job, ReplicaHashes
 from meshtraind.transport.connection import Connection, RequestFailed
@@ -70,6 +70,7 @@ from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import plan_buckets
 from meshwire.model.schedule import Stretch, Travel
 from meshwire.sync_modes.mode import sync_settings
+from tests.computing import computing
 from tests.daemon import realjobs as jobs
 from tests.daemon.linkusers import DialsNobody, QuietUser
 from tests.daemon.roundhost import executor_of
@@ -127,13 +128,19 @@ async def test_who_used_a_link_learns_that_it_was_lost_although_another_has_repl
 
 
 def job_of(names: str, rank: int, gone: set[int] | None = None) -> Job:
-    """What an agreement looks at."""
+    """What barriers look at."""
     members = tuple(Member(device=f"{of:064x}", incarnation=1, name=name) for of, name in enumerate(names))
-    generation = Generation.first(JOB, members[0].device, members)
+    generation = computing(JOB, members[0].device, members)
     spec = SimpleNamespace(job=JOB, peers_max=None, partition_wait=None, trace=False)
     hashes = ReplicaHashes(range(len(members)))
     job = SimpleNamespace(
-        spec=spec, rank=rank, members=members, generation=generation, gone=gone or set(), hashes=hashes
+        spec=spec,
+        rank=rank,
+        members=members,
+        generation=generation,
+        counted=generation.learning,
+        gone=gone or set(),
+        hashes=hashes,
     )
     return cast(Job, job)
 
@@ -141,16 +148,16 @@ def job_of(names: str, rank: int, gone: set[int] | None = None) -> Job:
 @pytest.mark.asyncio
 async def test_nobody_waits_for_a_member_whose_script_has_ended() -> None:
     """Whoever else has ended, having done its part."""
-    agreement = Agreement(job_of("abc", 2, gone={0, 1}), lambda _rank, _message: None)
-    agreement.news(BarrierReached(job=JOB, rank=0, number=1))
+    barriers = Barriers(job_of("abc", 2, gone={0, 1}), lambda _rank, _message: None)
+    barriers.reached(BarrierReached(job=JOB, rank=0, number=1))
     with pytest.raises(RequestFailed, match=r"rank 1 \(b\) ended its script; waiting to reach barrier 1 is in vain"):
-        await asyncio.wait_for(agreement.barrier(1, 0, lambda _event: None), 10)
+        await asyncio.wait_for(barriers.barrier(1, 0, lambda _event: None), 10)
 
 
 def test_a_member_cannot_be_in_barriers_without_end() -> None:
     """Nobody else has passed them, so they are kept."""
-    agreement = Agreement(job_of("ab", 0), lambda _rank, _message: None)
-    wrong = [agreement.news(BarrierReached(job=JOB, rank=1, number=n)) for n in range(limits.BARRIERS_OPEN_MAX + 1)]
+    barriers = Barriers(job_of("ab", 0), lambda _rank, _message: None)
+    wrong = [barriers.reached(BarrierReached(job=JOB, rank=1, number=n)) for n in range(limits.BARRIERS_OPEN_MAX + 1)]
     assert not any(wrong[:-1])
     assert wrong[-1] == f"rank 1 is in more than {limits.BARRIERS_OPEN_MAX} barriers"
 
@@ -251,7 +258,7 @@ def test_hashes_of_the_newest_rounds_are_kept() -> None:
 def test_whoever_takes_a_generation_tells_of_the_replicas_that_differ(tmp_path: Path) -> None:
     """O9: the session repairs its own."""
     members = tuple(Member(device=f"{of:064x}", incarnation=1, name=name) for of, name in enumerate("abc"))
-    first = Generation.first(JOB, members[0].device, members)
+    first = computing(JOB, members[0].device, members)
     history = SimpleNamespace(put=lambda _record: None)
     spec = SimpleNamespace(
         job=JOB, name="x", script="x", args=(), codec="fp16", topology=None, seed=0,
@@ -431,10 +438,9 @@ async def test_a_script_that_is_started_again_and_fails_otherwise_is_told_with_i
     session._node = cast(Any, SimpleNamespace(name="bert"))
     session._learners = LearnerSupervisor(session._node, session.job, 1)
     session._metrics = MetricsKeeper({})
-    session._agreement = cast(Any, SimpleNamespace(broken=False))
     session._why_ended = None
     session._failed_elsewhere = {}
-    session.learner = cast(Any, SimpleNamespace(rounds=None))
+    session.learner = cast(Any, SimpleNamespace(rounds=None, requests=None))
     died: list[bool] = []
 
     def learner_died(*, failed: bool) -> bool:

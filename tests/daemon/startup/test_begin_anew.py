@@ -39,15 +39,16 @@ from meshwire.messages.learner import (
     LearnerBucket,
     LearnerModel,
     LearnerReady,
+    LearnerSaved,
     LearnerSealed,
     LearnerState,
     LearnerStepped,
     RoundDone,
     SampleSpace,
+    Save,
     Start,
 )
 from meshwire.messages.link import Software
-from meshwire.messages.startup import StateReady
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import plan_buckets
 from meshwire.rounds.chain import START
@@ -106,7 +107,7 @@ class Script:
 
     async def run(self, session: JobSession) -> None:
         """What it says, alone, from its call on, until it is ended."""
-        connection = SimpleNamespace(notify=self.told.append, writable=True, close=lambda _reason: None)
+        connection = SimpleNamespace(notify=partial(self._hear, session), writable=True, close=lambda _reason: None)
         session.attach(cast(Any, connection))
         plan = plan_buckets(MODEL, session.job.spec.bucket_bytes, parse_codec("fp32"))
         layout = MemoryLayout.for_bound(plan.total_values, 0)
@@ -129,6 +130,15 @@ class Script:
             session.learner.notice(LearnerApplied(round=step))
             session.learner.notice(LearnerStepped(step=step, samples=1, step_s=0.1, exposed_s=0.0))
             self.said.append(f"round {step}")
+
+    def _hear(self, session: JobSession, body: Wire) -> None:
+        """J1: whoever asks for its state has the same."""
+        if isinstance(body, Save):
+            asyncio.get_running_loop().call_soon(
+                session.learner.notice, LearnerSaved(number=body.number, round=0, units=1, left_out=(0,))
+            )
+        else:
+            self.told.append(body)
 
     async def _allowed(self, to: str) -> None:
         await until(lambda: Script.may_go(self, to))
@@ -260,6 +270,11 @@ class Household:
                     process.code.add_done_callback(partial(_end, run))  # nobody hears more of it
             await asyncio.sleep(0.002)
 
+    def have_said(self, anna: str, bert: str) -> bool:
+        """Both scripts run, and each has got through exactly this."""
+        said = [" ".join(own.script.said) for own in self.laptops] if len(Script.running) == 2 else []
+        return said == [anna, bert]
+
     def kill_all(self) -> None:
         """Scripts, and nothing else."""
         for own in self.laptops:
@@ -314,8 +329,9 @@ async def test_a_job_begins_once_more_whose_scripts_are_all_killed_before_round_
     """G9, J3: when they have just been started, and when round 1 is under way and no memory holds the base."""
     allowed(monkeypatch, upto)
     async with household(monkeypatch, tmp_path) as home:
-        before = {"model": 0, "state": 1, "ready": 2, "round 1": 3}[upto]
-        await until(lambda: len(Script.running) == 2 and all(len(own.script.said) == before for own in home.laptops))
+        all_said = "model state ready"
+        said = {"model": ("", ""), "state": ("model", "model"), "ready": ("model state", "model")}
+        await until(lambda: home.have_said(*said.get(upto, (all_said, all_said))))
         home.kill_all()
         await goes_on(monkeypatch, home)
 
@@ -334,22 +350,25 @@ async def test_and_once_more_after_that(monkeypatch: pytest.MonkeyPatch, tmp_pat
     async with household(monkeypatch, tmp_path) as home:
         for time_ in range(3):
             await until(lambda: len(Script.started) == 2 * time_ + 2)  # noqa: B023
-            await until(lambda: all(own.script.said == ["model", "state"] for own in home.laptops))
+            await until(lambda: home.have_said("model state", "model"))
             home.kill_all()
         await goes_on(monkeypatch, home)
         assert sorted(waited) == [1, 1, 2, 2, 3, 3]
 
 
 @pytest.mark.asyncio
-async def test_one_that_is_lost_alone_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """G9: the others begin without it."""
+@pytest.mark.parametrize("lost", [0, 1])
+async def test_one_that_is_killed_alone_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lost: int
+) -> None:
+    """G9, J3: it is started again at once, be it the giver's; the other one prepares no second time."""
     allowed(monkeypatch, "ready")
     async with household(monkeypatch, tmp_path) as home:
-        await until(lambda: len(Script.running) == 2 and all(len(own.script.said) == 2 for own in home.laptops))
-        home.laptops[1].script.kill()
-        allowed(monkeypatch, "end")
-        await until(lambda: home.laptops[0].script.said[-1:] == [f"round {ROUNDS}"])
-        assert Script.started.count("anna") == 1
+        await until(lambda: home.have_said("model state", "model"))
+        home.laptops[lost].script.kill()
+        await until(lambda: len(Script.started) == 3)
+        await goes_on(monkeypatch, home)
+        assert Script.started.count(home.laptops[1 - lost].member.name) == 1
 
 
 @pytest.mark.asyncio
@@ -366,26 +385,6 @@ async def test_scripts_that_fail_by_themselves_end_the_job_with_their_error(
         for own in home.laptops:
             assert "ValueError: it is wrong" in (own.job.error or "")
         assert max(Script.started.count(name) for name in ("anna", "bert")) == 2
-
-
-@pytest.mark.asyncio
-async def test_what_was_on_its_way_when_all_began_anew_counts_no_more(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """G9: a word of a learner that is dead would let the others begin without the next one."""
-    allowed(monkeypatch, "ready")
-    async with household(monkeypatch, tmp_path) as home:
-        anna = home.laptops[0].session
-        await until(lambda: len(Script.running) == 2 and all(len(own.script.said) == 2 for own in home.laptops))
-        before = home.laptops[0].job.generation
-        assert before is not None
-        home.kill_all()
-        await until(lambda: len(Script.started) == 4)
-        header = Header(Kind.CONTROL, 1, generation=before.hash64())
-        ready = StateReady(job=JOB, rank=1, giver=0)
-        assert anna.members.notice(1, header, ready) is None
-        assert anna._agreement._ready == {}
-        await goes_on(monkeypatch, home)
 
 
 def test_nobody_goes_back_to_a_beginning_that_is_gone(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """When a learner is asked for its state, by whom, and what is written beside it (J1, G5, X1)."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,13 +23,13 @@ from meshtraind.storage.state_transfer import StateFiles
 from meshtraind.transport.connection import RequestFailed
 from meshwire.checkpoints.manifest import unit_file
 from meshwire.message_base import Wire
-from meshwire.messages.generation import AskState, DealState
-from meshwire.messages.job import BlobRef, Generation, JobSpec, Member
+from meshwire.messages.generation import AskState, DealState, Model
+from meshwire.messages.job import BlobRef, JobSpec, Member
 from meshwire.messages.learner import LearnerSaved, SampleSpace, Save
 from meshwire.messages.link import Software
-from meshwire.messages.startup import Model
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.sync_modes.mode import sync_settings
+from tests.computing import computing
 from tests.daemon.waiting import until
 
 JOB = "1kx3m9q2v7bd"
@@ -84,7 +84,7 @@ class Desk:
     """One member's learner and checkpoints."""
 
     def __init__(self, folder: Path, rank: int = 0, **changes: Any) -> None:
-        first = Generation.first(JOB, MEMBERS[0].device, MEMBERS)
+        first = computing(JOB, MEMBERS[0].device, MEMBERS)
         self.job = cast(Any, SimpleNamespace(spec=spec(**changes), rank=rank, folder=folder, generation=first))
         self.told: list[Save] = []
         self.ready = True
@@ -414,7 +414,7 @@ async def test_a_state_whose_history_is_left_while_it_is_stored_is_given_to_nobo
     lender = Lender(desk, tmp_path)
     keep = StateFiles.keep
 
-    async def left_meanwhile(self: StateFiles, number: int, units: int) -> tuple[BlobRef, ...]:
+    async def left_meanwhile(self: StateFiles, number: int, units: Sequence[int]) -> tuple[BlobRef, ...]:
         lender.donor.forget()
         return await keep(self, number, units)
 
@@ -444,7 +444,7 @@ async def test_a_state_that_could_not_be_written_leaves_nothing(desk: Desk, tmp_
 
 def test_who_is_still_listed_as_computing_when_it_asks_loads_until_it_has_rested() -> None:
     """X3: a learner that was killed loads again, and a generation may be entered whose proposer had not heard of it."""
-    first = Generation.first(JOB, MEMBERS[0].device, MEMBERS)
+    first = computing(JOB, MEMBERS[0].device, MEMBERS)
     loans: Loans[object] = Loans()
     state = object()
     loans.give(MEMBERS[1].device, state, first)
@@ -455,7 +455,7 @@ def test_who_is_still_listed_as_computing_when_it_asks_loads_until_it_has_rested
 
 def test_who_is_promised_to_compute_when_its_next_process_asks_loads_until_it_has_rested() -> None:
     """X3: the process before it was ready and has died; that generation is entered all the same."""
-    first = Generation.first(JOB, MEMBERS[0].device, MEMBERS)
+    first = computing(JOB, MEMBERS[0].device, MEMBERS)
     loading = first.model_copy(update={"learning": (0,), "counted": (0,)})
     loans: Loans[object] = Loans()
     state = object()

@@ -29,10 +29,11 @@ from meshwire import limits
 from meshwire.checkpoints.manifest import MANIFEST_FILE, CheckpointFacts, CheckpointName, GenerationRecord, unit_file
 from meshwire.message_base import Wire
 from meshwire.messages.generation import DealState
-from meshwire.messages.job import Checkpoints, CheckpointSummary, Fetch, Generation, ListCheckpoints, Member
+from meshwire.messages.job import Checkpoints, CheckpointSummary, Fetch, ListCheckpoints, Member
 from meshwire.messages.learner import SampleSpace, Waiting
 from meshwire.messages.link import Software
 from meshwire.messages.rounds import SampleBlock
+from tests.computing import computing
 
 JOB = "1kx3m9q2v7bd"
 UNITS = (b"a weight and its momentum", b"a running mean", b"options")
@@ -58,7 +59,7 @@ def usable(store: CheckpointStore, check: Callable[[], None] = lambda: None) -> 
 
 
 def facts(round_: int, **changes: Any) -> CheckpointFacts:
-    first = Generation.first(JOB, MEMBERS[0].device, MEMBERS)
+    first = computing(JOB, MEMBERS[0].device, MEMBERS)
     generation = first.model_copy(update={"number": 2, "parent": first.digest(), "learning": (0, 2)})
     fields: dict[str, Any] = {
         "job": JOB,
@@ -107,7 +108,7 @@ def test_what_was_written_is_read(store: CheckpointStore) -> None:
     assert made.folder == store.path / "5"
     (read,) = store.listed()
     assert read == made
-    assert made.manifest.generation.generation(JOB).parent == Generation.first(JOB, "0" * 64, MEMBERS).digest()
+    assert made.manifest.generation.generation(JOB).parent == computing(JOB, "0" * 64, MEMBERS).digest()
     assert made.manifest.size_bytes == sum(map(len, UNITS)) + len(UNITS)
     assert json.loads((made.folder / MANIFEST_FILE).read_bytes())["checkpoint"]["deal"]["position"] == 200
     assert sorted(path.name for path in store.path.iterdir()) == ["5"]
@@ -483,7 +484,7 @@ async def test_a_checkpoint_is_offered_and_fetched(
     assert saved.round == 5
     assert donor.store.blob_path(saved.units[0].sha256).samefile(made.unit_path(0))
     told: list[Wire] = []
-    await fetch_state(saved.units, donor.connection, JOB, blobs, tmp_path / "state", told.append)
+    await fetch_state(saved.by_number, donor.connection, JOB, blobs, tmp_path / "state", told.append)
     assert content(tmp_path / "state") == content(made.folder)
     assert isinstance(told[0], Waiting)
     assert told[0].reason.startswith("the state of anna: ")
@@ -501,9 +502,9 @@ async def test_a_state_is_fetched_piece_by_piece_while_rounds_go_on(
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved" / unit_file(0)).write_bytes(os.urandom(300_001))
     before = content(tmp_path / "saved", 1)
-    refs = store_state(JOB, tmp_path / "saved", 1, donor.store)
+    refs = store_state(JOB, tmp_path / "saved", (0,), donor.store)
     pace = Pacer()
-    await fetch_state(refs, donor.connection, JOB, blobs, tmp_path / "state", lambda _: None, pace)
+    await fetch_state(dict(enumerate(refs)), donor.connection, JOB, blobs, tmp_path / "state", lambda _: None, pace)
     assert content(tmp_path / "state", 1) == before
     assert donor.answering_most == 1
     assert max(donor.sizes) < limits.FETCH_BYTES_MAX
@@ -521,9 +522,9 @@ async def test_links_that_the_disk_does_not_have(
     (tmp_path / "saved").mkdir()
     for unit, data in enumerate(UNITS):
         (tmp_path / "saved" / unit_file(unit)).write_bytes(data)
-    refs = store_state(JOB, tmp_path / "saved", len(UNITS), donor.store)
+    refs = store_state(JOB, tmp_path / "saved", range(len(UNITS)), donor.store)
     assert not list((tmp_path / "saved").iterdir())
-    await fetch_state(refs, donor.connection, JOB, blobs, tmp_path / "state", lambda _: None)
+    await fetch_state(dict(enumerate(refs)), donor.connection, JOB, blobs, tmp_path / "state", lambda _: None)
     assert content(tmp_path / "state") == list(UNITS)
 
 
@@ -536,9 +537,9 @@ async def test_a_transfer_that_broke_off_goes_on(
     saved = offer("a state", made, donor.store)
     donor.breaks_after = saved.units[0].size_bytes
     with pytest.raises(ConnectionEnded):
-        await fetch_state(saved.units, donor.connection, JOB, blobs, tmp_path / "state", lambda _: None)
+        await fetch_state(saved.by_number, donor.connection, JOB, blobs, tmp_path / "state", lambda _: None)
     donor.breaks_after = None
-    await fetch_state(saved.units, donor.connection, JOB, blobs, tmp_path / "state", lambda _: None)
+    await fetch_state(saved.by_number, donor.connection, JOB, blobs, tmp_path / "state", lambda _: None)
     assert donor.asked_bytes == made.manifest.size_bytes
     assert content(tmp_path / "state") == content(made.folder)
 
@@ -551,7 +552,7 @@ async def test_a_donor_whose_disk_has_rotted_is_named(
     path = donor.store.blob_path(saved.units[1].sha256)
     path.write_bytes(bytes(saved.units[1].size_bytes))
     with pytest.raises(RequestFailed, match="unit 1 of the state from anna: blob"):
-        await fetch_state(saved.units, donor.connection, JOB, blobs, tmp_path / "state", lambda _: None)
+        await fetch_state(saved.by_number, donor.connection, JOB, blobs, tmp_path / "state", lambda _: None)
     assert not (tmp_path / "state").exists()
 
 

@@ -25,7 +25,6 @@ from meshtraind.runtime.disk_threads import DiskThreads
 from meshtraind.runtime.open_below import open_below
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.runtime.threads import Check, Stopped
-from meshtraind.startup.start_state import clear, ingest
 from meshtraind.storage.blob_writer import BlobError
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.checkpoint_store import CheckpointError, CheckpointStore
@@ -366,30 +365,12 @@ def test_a_state_that_was_replaced_is_not_given_to_others(
     folder.mkdir(parents=True)
     plant(folder / unit_file(0), pipes)
     with pytest.raises(BlobError, match="no file but a"):
-        store_state(JOB, folder, 1, store)
-    plant(job / "state/0.safetensors", pipes)
-    with pytest.raises(OSError, match="no file but a"):
-        ingest(JOB, job / "state", [0], store)
+        store_state(JOB, folder, (0,), store)
     secret = BlobRef(sha256=hashlib.sha256(SECRET).digest(), size_bytes=len(SECRET))
     with pytest.raises(BlobError, match="exchanged"):
         lend(JOB, folder / unit_file(0), secret, store)
     assert not store.has(secret.sha256, secret.size_bytes)
     assert not os.path.lexists(store.blob_path(secret.sha256))
-
-
-def test_a_learner_that_becomes_the_giver_writes_no_blob_over(job: Path, store: BlobStore) -> None:
-    """What it took of another giver before are links into the store, and `torch.save` and others write through them."""
-    sha256 = hashlib.sha256(b"unit").digest()
-    with store.writer(sha256, 4) as writer:
-        writer.write(memoryview(b"unit"))
-        writer.finish()
-    (job / "state").mkdir()
-    (job / "state/3.safetensors").symlink_to(store.blob_path(sha256))
-    clear(job / "state", (3, 4))
-    (job / "state/3.safetensors").write_bytes(b"its own")
-    assert store.blob_path(sha256).read_bytes() == b"unit"
-    (blob,) = ingest(JOB, job / "state", [3], store).values()
-    assert blob.sha256 == hashlib.sha256(b"its own").digest()
 
 
 def test_checkpoints_behind_a_link_are_not_found(job: Path, tmp_path: Path) -> None:

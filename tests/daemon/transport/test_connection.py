@@ -17,10 +17,10 @@ from meshwire.frames.header import HEADER_BYTES, Header, Kind
 from meshwire.jobs.lifecycle import new_job_id
 from meshwire.message_base import Wire
 from meshwire.messages.envelope import Done, Envelope, Role, encode
+from meshwire.messages.generation import Model
 from meshwire.messages.learner import Stop
 from meshwire.messages.link import Heartbeat
 from meshwire.messages.local import GetJobs, GetStatus, SubmitProgress
-from meshwire.messages.startup import Model
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from tests.daemon.connectionpair import DEADLINE_S, Recorder, chunk, every_transport, pair, run
 from tests.daemon.waiting import until

@@ -333,7 +333,7 @@ def test_state_lies_in_memory_as_its_parameter() -> None:
         step(one, first, number)
     with tempfile.TemporaryDirectory() as folder:
         saved = state(one, first)
-        saved.export_all(Path(folder), lambda _: None, RoundProgress(round=3))
+        saved.export(Path(folder), lambda _: None, RoundProgress(round=3))
         state(other, second).load(range(saved.count), Path(folder), 3)
     for model, optimizer in ((one, first), (other, second)):
         step(model, optimizer, 3)

@@ -11,17 +11,18 @@ from meshwire import limits
 from meshwire.checkpoints.manifest import CheckpointManifest, GenerationRecord, UnitRecord, unit_file
 from meshwire.jobs.checkpoint_schedule import CheckpointSchedule, CheckpointTurn, schedule_of
 from meshwire.messages.generation import DealState
-from meshwire.messages.job import Generation, Member
+from meshwire.messages.job import Member
 from meshwire.messages.learner import SampleSpace
 from meshwire.messages.link import Software
 from meshwire.messages.rounds import SampleBlock
+from tests.computing import computing
 
 JOB = "1kx3m9q2v7bd"
 MEMBERS = tuple(Member(device=f"{n:064x}", incarnation=n, name=name) for n, name in enumerate(("anna", "bert", "ä")))
 
 
 def manifest(**changes: Any) -> CheckpointManifest:
-    first = Generation.first(JOB, MEMBERS[0].device, MEMBERS)
+    first = computing(JOB, MEMBERS[0].device, MEMBERS)
     generation = first.model_copy(update={"number": 2, "parent": first.digest(), "ranks": (0, 2), "learning": (2,)})
     fields: dict[str, Any] = {
         "job": JOB,

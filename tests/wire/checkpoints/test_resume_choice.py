@@ -4,7 +4,7 @@ import pytest
 
 from meshwire.checkpoints.resume_choice import WayOn, way_on
 from meshwire.membership.proposals import enter_message
-from meshwire.messages.generation import Holding, Standing
+from meshwire.messages.generation import Enter, Holding, Standing
 from meshwire.rounds.chain import START
 from tests.wire.membership.test_proposing import generation
 
@@ -54,14 +54,6 @@ def test_a_state_of_another_history_is_none() -> None:
     assert way_on(standings, CUT, (1, 2)) == WayOn("wait")
 
 
-@pytest.mark.parametrize(("founded", "way"), [(True, "wait"), (False, "lost")])
-def test_before_round_1_there_is_no_base_to_wait_for(founded: bool, way: str) -> None:
-    """J3, G9: scripts that fail on all members before the job has begun end it, whoever left first."""
-    standings = {rank: standing(LOADS).model_copy(update={"founded": founded}) for rank in (0, 1)}
-    loading = generation(3, (0, 1)).model_copy(update={"learning": ()})
-    assert enter_message(loading, standings, 0).way == way
-
-
 @pytest.mark.parametrize("failed", [None, 0, 1])
 def test_a_base_that_nobody_has_any_more_is_looked_for_on_disks(failed: int | None) -> None:
     """J3, J5: unless it was lost by an error of the script, which would come again."""
@@ -73,22 +65,64 @@ def test_a_base_that_nobody_has_any_more_is_looked_for_on_disks(failed: int | No
     assert enter_message(rests, standings, 0, awaited=False).way == ("lost" if failed is None else "failed")
 
 
-@pytest.mark.parametrize("founded", [True, False])
+BEGINS = LOADS.model_copy(update={"saved": (0, START), "begins": True})
+PREPARES = BEGINS.model_copy(update={"prepared": False})
+GIVES = BEGINS.model_copy(update={"prepared": True, "base": True})
+
+
+def first(holding: Holding) -> Standing:
+    """Of a member that holds no round."""
+    return standing(holding).model_copy(update={"complete": 0, "chains": (START,)})
+
+
+def without_learners(*holdings: Holding, provisional: bool = False) -> Enter:
+    """What follows from the promises of members that hold no round."""
+    ranks = tuple(range(len(holdings)))
+    proposed = generation(3, ranks).model_copy(update={"learning": (), **({"root": 1} if provisional else {})})
+    return enter_message(proposed, {rank: first(holding) for rank, holding in enumerate(holdings)}, 0)
+
+
 @pytest.mark.parametrize("provisional", [True, False])
-def test_before_round_1_all_go_back_to_the_beginning(founded: bool, provisional: bool) -> None:
-    """J3, G9: it stands for a checkpoint. Only who may have begun elsewhere is waited for; and all agree anew."""
-    held = LOADS.model_copy(update={"saved": (0, START)})
-    first = {"complete": 0, "chains": (START,), "founded": founded}
-    standings = {rank: standing(held).model_copy(update=first) for rank in (0, 1)}
-    rests = generation(3, (0, 1)).model_copy(update={"learning": (), **({"root": 1} if provisional else {})})
-    enter = enter_message(rests, standings, 0)
-    if founded and provisional:
+def test_learners_that_prepare_are_waited_for(provisional: bool) -> None:
+    """G9: nobody has the start yet, and the lowest rank gives it."""
+    gone = PREPARES.model_copy(update={"loads_after": None})
+    enter = without_learners(gone, PREPARES, PREPARES, provisional=provisional)
+    assert (enter.way, enter.awaited, enter.giver, enter.given) == ("on", (1, 2), 1, False)
+
+
+def test_the_start_that_a_learner_has_is_the_one_of_all() -> None:
+    """G9: the giver is lost, or its process, and another one has loaded what it gave."""
+    enter = without_learners(PREPARES, PREPARES, GIVES)
+    assert (enter.way, enter.awaited, enter.giver, enter.given) == ("on", (0, 1, 2), 2, True)
+
+
+def test_scripts_that_fail_on_all_members_before_the_first_round_end_the_job() -> None:
+    """J3, G9: whoever left first has nothing that they lack."""
+    gone = PREPARES.model_copy(update={"loads_after": None})
+    assert without_learners(gone, gone).way == "failed"
+
+
+@pytest.mark.parametrize("provisional", [True, False])
+def test_all_go_back_to_the_beginning(provisional: bool) -> None:
+    """J3, G9: once learners have computed it stands for a checkpoint. Who may have gone on elsewhere is waited for."""
+    enter = without_learners(BEGINS, BEGINS, provisional=provisional)
+    if provisional:
         assert enter.way == "wait"
         return
-    assert (enter.way, enter.cut, enter.chain, enter.reload, enter.founded) == ("back", 0, START, (0, 1), False)
-    forwards = held.model_copy(update={"loads_after": None})
-    given_up = {rank: one.model_copy(update={"holding": forwards}) for rank, one in standings.items()}
-    assert enter_message(rests, given_up, 0).way == "failed", "a script that fails on all members ends the job"
+    assert (enter.way, enter.cut, enter.chain, enter.reload) == ("back", 0, START, (0, 1))
+    assert (enter.awaited, enter.giver, enter.given) == ((0, 1), 0, False), "they begin together"
+    gone = BEGINS.model_copy(update={"loads_after": None})
+    assert without_learners(gone, gone).way == "failed", "a script that fails on all members ends the job"
+
+
+def test_after_a_checkpoint_nobody_waits_for_the_others_learners() -> None:
+    """J3: who has loaded it goes on."""
+    assert (
+        enter_message(
+            generation(3, (0, 1)).model_copy(update={"learning": ()}), {0: standing(LOADS), 1: standing(SAVED)}, 0
+        ).awaited
+        == ()
+    )
 
 
 def test_where_a_learner_computes_nothing_is_given_up() -> None:

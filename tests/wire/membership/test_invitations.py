@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from meshwire.membership.invitations import Invitations
 from meshwire.messages.job import Generation, Member
 from meshwire.timeouts import ASK_S_MAX, Timeouts
+from tests.computing import computing
 
 JOB = "j" + "0" * 11
 TIMEOUTS = Timeouts()
@@ -20,7 +21,7 @@ def device(n: int) -> str:
 
 
 def generation(*numbers: int) -> Generation:
-    return Generation.first(JOB, device(numbers[0]), tuple(member(n) for n in numbers))
+    return computing(JOB, device(numbers[0]), tuple(member(n) for n in numbers))
 
 
 def links(*numbers: int) -> dict[str, int]:

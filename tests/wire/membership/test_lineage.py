@@ -3,10 +3,11 @@
 from meshwire import limits
 from meshwire.membership.lineage import Path
 from meshwire.messages.job import Generation, Member
+from tests.computing import computing
 
 JOB = "j" + "0" * 11
 MEMBERS = tuple(Member(device=f"{n + 1:064x}", incarnation=n + 10, name=f"peer{n}") for n in range(4))
-FIRST = Generation.first(JOB, MEMBERS[0].device, MEMBERS)
+FIRST = computing(JOB, MEMBERS[0].device, MEMBERS)
 
 
 def after(before: Generation, *ranks: int) -> Generation:

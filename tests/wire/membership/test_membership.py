@@ -52,11 +52,12 @@ from meshwire.messages.generation import (
 )
 from meshwire.messages.job import Generation, Member
 from meshwire.timeouts import Timeouts
+from tests.computing import computing
 
 JOB = "j" + "0" * 11
 MEMBERS = tuple(Member(device=f"{n + 1:064x}", incarnation=n + 10, name=f"peer{n}") for n in range(3))
 ONE, TWO, THREE = (member.device for member in MEMBERS)
-FIRST = Generation.first(JOB, ONE, MEMBERS)
+FIRST = computing(JOB, ONE, MEMBERS)
 TIMEOUTS = Timeouts(5.0, 0.01)
 BEGUN = {"history": electorate_of(FIRST, entered=True), "votes": (electorate_of(FIRST, entered=True),)}
 HELD = Standing(
@@ -404,7 +405,7 @@ def test_a_job_can_wait_for_ever() -> None:
 
 def test_half_goes_on_at_once_with_the_lowest_rank_and_else_waits() -> None:
     """G4: of two laptops that lose each other rank 0 goes on, and rank 1 waits for it; so not both are reset."""
-    two = Generation.first(JOB, ONE, MEMBERS[:2])
+    two = computing(JOB, ONE, MEMBERS[:2])
     for rank, goes_on in ((0, True), (1, False)):
         made = Membership(MEMBERS[rank], JOB, TIMEOUTS, 0.0, generation=two)
         other = MEMBERS[1 - rank]
@@ -418,7 +419,7 @@ def test_half_goes_on_at_once_with_the_lowest_rank_and_else_waits() -> None:
 @pytest.mark.parametrize("how", ["goodbye", "restarted", "refused"])
 def test_who_is_gone_is_not_waited_for(how: str) -> None:
     """G4: rank 1 goes on at once when rank 0 has said goodbye, is there as another incarnation, or listens no more."""
-    made = Membership(MEMBERS[1], JOB, TIMEOUTS, 0.0, generation=Generation.first(JOB, ONE, MEMBERS[:2]))
+    made = Membership(MEMBERS[1], JOB, TIMEOUTS, 0.0, generation=computing(JOB, ONE, MEMBERS[:2]))
     made.handle(LinkUp(ONE, MEMBERS[0].incarnation), 0.0)
     effects = made.handle(MessageFrom(ONE, Wish(job=JOB, kind="leave")), 1.0) if how == "goodbye" else []
     effects += made.handle(LinkDown(ONE, "closed"), 1.0)
@@ -434,7 +435,7 @@ def test_who_is_gone_is_not_waited_for(how: str) -> None:
 
 def test_who_only_gives_its_history_up_is_not_gone() -> None:
     """It asks in somewhere, and its vote counts there."""
-    made = Membership(MEMBERS[1], JOB, TIMEOUTS, 0.0, generation=Generation.first(JOB, ONE, MEMBERS[:2]))
+    made = Membership(MEMBERS[1], JOB, TIMEOUTS, 0.0, generation=computing(JOB, ONE, MEMBERS[:2]))
     made.handle(LinkUp(ONE, MEMBERS[0].incarnation), 0.0)
     effects = made.handle(MessageFrom(ONE, Wish(job=JOB, kind="leave", returns=True)), 1.0) + made.handle(
         TimerDue(), 3.0
@@ -497,7 +498,7 @@ def test_a_provisional_part_yields_to_those_that_are_entitled_without_it() -> No
 def test_who_was_away_looks_for_the_others_before_it_goes_on() -> None:
     """G4: rank 0 wakes up, and rank 1 went on provisionally for hours: it joins, and does not end that."""
     for meets in (False, True):
-        made = Membership(MEMBERS[0], JOB, TIMEOUTS, 0.0, generation=Generation.first(JOB, ONE, MEMBERS[:2]))
+        made = Membership(MEMBERS[0], JOB, TIMEOUTS, 0.0, generation=computing(JOB, ONE, MEMBERS[:2]))
         made.handle(LinkUp(TWO, MEMBERS[1].incarnation), 0.0)
         made.handle(WasAway(), 1.0)
         made.handle(LinkDown(TWO, "silent"), 1.0)
@@ -518,7 +519,7 @@ def test_who_was_away_looks_for_the_others_before_it_goes_on() -> None:
 
 def apart() -> Generation:
     """Of two, rank 1 went on provisionally."""
-    first = Generation.first(JOB, ONE, MEMBERS[:2])
+    first = computing(JOB, ONE, MEMBERS[:2])
     return first.model_copy(update={"number": 2, "proposer": TWO, "ranks": (1,), "learning": (1,)})
 
 

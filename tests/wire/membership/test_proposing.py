@@ -111,7 +111,7 @@ def test_no_base_is_given_up_for_a_longer_history_of_which_nobody_has_one(
 ) -> None:
     """G4: peer0 was to be served round 9 by who has died since; peer1 and peer2 have entered after it, and only load.
     Where somebody may have what they are to load, and peer0's learner computes no more, he is waited for."""
-    has = {"founded": True}
+    has: dict[str, object] = {}
     standings = {
         0: standing(1, 8).model_copy(update=has | {"holding": Holding(base=True, loads_after=8)}),
         1: standing(2, 9, kept=1).model_copy(update=has | {"holding": Holding(loads_after=9)}),

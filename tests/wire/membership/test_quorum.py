@@ -7,10 +7,11 @@ from meshwire import limits
 from meshwire.membership.quorum import Votes, is_entitled, newest_history
 from meshwire.messages.generation import Electorate, Standing
 from meshwire.messages.job import Generation, Member
+from tests.computing import computing
 
 JOB = "j" + "0" * 11
 MEMBERS = tuple(Member(device=f"{n + 1:064x}", incarnation=n + 10, name=f"peer{n}") for n in range(5))
-FIRST = Generation.first(JOB, MEMBERS[0].device, MEMBERS)
+FIRST = computing(JOB, MEMBERS[0].device, MEMBERS)
 
 
 def after(number: int, *ranks: int, root: int | None = None, **changes: object) -> Generation:

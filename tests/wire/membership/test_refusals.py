@@ -12,6 +12,7 @@ from meshwire.membership.quorum import electorate_of
 from meshwire.messages.generation import Accuse, AskIn, Entered, Promised, Propose, Refused, Where, Wish
 from meshwire.messages.job import Generation
 from meshwire.rounds.stall import StallWatch
+from tests.computing import computing
 from tests.wire.membership.test_membership import (
     FIRST,
     HELD,
@@ -48,7 +49,7 @@ def proposed(effects: list[Effect]) -> Generation:
 
 def pair(rank: int = 0) -> Membership:
     """One of two members."""
-    first = Generation.first(JOB, ONE, MEMBERS[:2])
+    first = computing(JOB, ONE, MEMBERS[:2])
     made = Membership(MEMBERS[rank], JOB, TIMEOUTS, 0.0, generation=first, known=[ONE, TWO])
     made.handle(LinkUp(MEMBERS[1 - rank].device, MEMBERS[1 - rank].incarnation), 0.0)
     return made
@@ -174,7 +175,7 @@ def test_who_alone_speaks_against_one_after_the_other_is_the_liar() -> None:
 
 def test_the_second_accusation_of_one_member_alone_falls_back_on_it() -> None:
     members = (*MEMBERS, MEMBERS[0].model_copy(update={"device": f"{9:064x}", "name": "peer3"}))
-    first = Generation.first(JOB, ONE, members)
+    first = computing(JOB, ONE, members)
     made = Membership(members[0], JOB, TIMEOUTS, 0.0, generation=first, known=[])
     for member in members[1:]:
         made.handle(LinkUp(member.device, member.incarnation), 0.0)
@@ -189,7 +190,7 @@ def test_the_second_accusation_of_one_member_alone_falls_back_on_it() -> None:
 def test_of_two_that_accuse_each_other_the_word_of_the_lower_rank_counts() -> None:
     """In whatever order the others hear of it, they go on with the same one."""
     members = (*MEMBERS, MEMBERS[0].model_copy(update={"device": f"{9:064x}", "name": "peer3"}))
-    first = Generation.first(JOB, ONE, members)
+    first = computing(JOB, ONE, members)
     for order in ((TWO, THREE), (THREE, TWO)):
         made = Membership(members[3], JOB, TIMEOUTS, 0.0, generation=first, known=[])
         for member in members[:3]:

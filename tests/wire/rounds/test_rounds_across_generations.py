@@ -512,3 +512,18 @@ def test_fixed_visibility_passes_over_a_learner_that_loads() -> None:
     one = machine((0, 1), s=1, straggler="wait", visibility="fixed")
     one.handle(LearnerAbsent("loading", loading=True), 0.0)
     assert one.handle(MessageReceived(1, bind(1)), 0.0) == [Broadcast(Null(round=1)), ContributeNothing(1)]
+
+
+def test_who_is_about_to_begin_nulls_nothing() -> None:
+    """G9: others have begun in the generation, and its learner is to be in the first round as well."""
+    one = machine((0, 1), s=0)
+    one.handle(LearnerAbsent("it loads", loading=True), 0.0)
+    assert not errors(one.handle(BaseLoaded(0), 0.0))
+    one.handle(FenceRaised(), 0.0)
+    one.handle(GenerationEntered((0, 1), 0, {}), 0.0)
+    assert one.handle(MessageReceived(1, bind(1)), 0.0) == []
+    assert one.may_null() == (False, "its learner begins when all have entered the generation (G9)")
+    one.handle(FenceRaised(), 0.0)
+    entered = one.handle(GenerationEntered((0, 1), 0, {}, computes=False), 0.0)
+    assert entered == []
+    assert one.may_null()[0], "it rests in this one"

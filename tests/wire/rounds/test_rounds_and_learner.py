@@ -30,14 +30,16 @@ from meshwire.rounds.effects import (
     TellLearner,
 )
 from meshwire.rounds.inputs import (
+    BaseLoaded,
     CompleteAnnounced,
     FenceRaised,
     GenerationEntered,
     JobInput,
-    LearnerBegins,
     LearnerDied,
     LearnerGone,
+    LearnerLoads,
     LearnerParts,
+    LearnerTakenIn,
     LearningChanged,
     MemberMessage,
     ResultReady,
@@ -52,6 +54,9 @@ from meshwire.samples.pool import Batch
 from meshwire.sync_modes.mode import sync_settings
 
 SPACE = SampleSpace(total=1000, batch=4, whole_batches=False, drop_last=False)
+
+
+BEGINS = (LearnerDied("it has not loaded yet", None), LearnerLoads(), BaseLoaded(0), LearnerTakenIn())
 
 
 class Member:
@@ -71,7 +76,7 @@ class Member:
         )
         self.grants = SampleGrants(SPACE, 0, (0, 1), sync)
         self.rounds = JobRounds(RoundMachine(settings), self.grants, sync, "stop")
-        (granted,) = [each for each in self.told(LearnerBegins()) if isinstance(each, Grant)]
+        (granted,) = [each for each in self.told(*BEGINS) if isinstance(each, Grant)]
         self.batches = list(granted.batches)
 
     def effects(self, *inputs: JobInput) -> list[JobEffect]:
@@ -127,7 +132,7 @@ def test_the_first_step_starts_with_its_samples() -> None:
         ranks=(0,), rank=0, buckets=1, used_bytes=1, integers=0, staleness=0, straggler="wait", rtt_s=0.0
     )
     rounds = JobRounds(RoundMachine(settings), SampleGrants(SPACE, 0, (0,), sync), sync, "stop")
-    decode, start, grant = rounds.handle(LearnerBegins(), 0.0)
+    decode, grant, start = [each for input_ in BEGINS for each in rounds.handle(input_, 0.0)]
     assert (decode, start) == (DecodeRound(1), TellLearner(Start(step=1, decided=0)))
     assert isinstance(grant, TellLearner)
     assert isinstance(grant.notice, Grant)
