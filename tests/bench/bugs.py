@@ -1393,6 +1393,14 @@ BUGS: tuple[Bug, ...] = (
         f"{DAEMON}/jobs/test_revival.py -k as_after_a_power_cut",
     ),
     Bug(
+        "a-cancel-is-lost-while-the-job-lies-down",
+        "meshtraind.jobs.queries",
+        "JobQueries.cancel",
+        "if self._admission.revivals.waits(body.job):  # it was being laid down",
+        "if False:",
+        f"{DAEMON}/jobs/test_revival.py -k while_it_lies_down",
+    ),
+    Bug(
         "a-restarted-daemon-is-taken-for-one-that-lies-down",
         "meshtraind.jobs.routing",
         "JobRouter._member_lies_down",

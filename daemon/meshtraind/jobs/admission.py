@@ -13,6 +13,7 @@ from meshtraind.jobs.revival import Revivals
 from meshtraind.learner.software import installed_anew
 from meshtraind.peers.node import Node
 from meshtraind.runtime.tasks import TaskSet
+from meshtraind.session.session import JobSession
 from meshtraind.storage.blob_writer import BlobError
 from meshtraind.storage.cleanup import clean_up, discard, remove_inputs
 from meshtraind.storage.job_history import HistoryError
@@ -177,11 +178,13 @@ class Admission:
             case _:
                 await asyncio.to_thread(discard, *place)
 
-    async def _await_close(self, job: Job) -> None:
+    def _await_close(self, job: Job) -> None:
+        if (session := self._registry.session(job.spec.job)) is not None:
+            self._tasks.spawn(self._lay_down(job, session), f"whether {job.spec.job} lies down")
+
+    async def _lay_down(self, job: Job, session: JobSession) -> None:
         """Lets a job begin again of which no base is left on any device (J5), when its session has closed."""
-        session, id_ = self._registry.session(job.spec.job), job.spec.job
-        if session is None:
-            return
+        id_ = job.spec.job
         await session.closed.wait()
         if not job.lies_down or self._registry.closing:
             return
@@ -513,7 +516,7 @@ class Admission:
             others = {rank: self._node.links.get(member.device) for rank, member in generation.live.items()}
             links = {rank: link.connection for rank, link in others.items() if link is not None}
             self._registry.start(job, generation, links)
-            self._tasks.spawn(self._await_close(job), f"whether {id_} lies down")
+            self._await_close(job)
 
     # Returning to a job that others have gone on with
 
@@ -524,7 +527,7 @@ class Admission:
             self._joining.discard(job.spec.job)
         if job.state is JobState.READY:
             await self._registry.come_back(job, device, where)
-            await self._await_close(job)
+            self._await_close(job)
 
     def left_behind(self, device: str, where: Where) -> None:
         """A member tells of a job that ran here when this daemon stopped, or that others have finished with."""

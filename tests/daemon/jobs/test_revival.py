@@ -289,6 +289,21 @@ async def test_daemons_that_have_no_base_any_more_begin_the_job_again_as_after_a
 
 
 @pytest.mark.asyncio
+async def test_a_job_that_is_cancelled_while_it_lies_down_does_not_begin_again(mesh: list[Daemon]) -> None:
+    for daemon in mesh:
+        daemon.was_in()
+    come_up(mesh[:2])
+    (first, second) = (run_sessions(daemon)[0] for daemon in mesh[:2])
+    await until(lambda: first and second)
+    first[0].job.lies_down = True
+    first[0].end = lambda *_reason, **_now: lie_down(mesh[0], first[0])  # it was ending already
+    await mesh[0].questions.cancel(Cancel(job=JOB, now=True), "n0", forward=True)
+    assert mesh[0].state is JobState.CANCELLED
+    assert not mesh[0].waits
+    mesh[1].jobs.registry._sessions.clear()
+
+
+@pytest.mark.asyncio
 async def test_a_daemon_that_was_started_again_is_not_taken_for_one_that_lies_down(mesh: list[Daemon]) -> None:
     """J5: what it tells of is what its former life was in; those that have the job go on with it."""
     for daemon in mesh:
