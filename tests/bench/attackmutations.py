@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import msgpack
@@ -14,11 +15,13 @@ from meshwire import limits
 from meshwire.frames.header import HEADER_BYTES, Header, Kind
 from meshwire.jobs.files import FileEntry, FileManifest
 from meshwire.jobs.lifecycle import job_number
+from meshwire.message_base import Wire
 from meshwire.messages.envelope import Envelope, Role, encode
-from meshwire.messages.generation import Model
+from meshwire.messages.generation import AskModel, AskState, Model, SavedState, Wish
 from meshwire.messages.job import Commit, Generation, Prepare, Promise
 from meshwire.messages.link import Heartbeat
 from meshwire.messages.local import GetStatus
+from meshwire.rounds.chain import START
 from tests.bench.attackliar import call_off, offer_of, progress_of, serving, spec_of
 from tests.bench.attackscene import Bounds, LeftOutError, NotHeldError, Scene, Victim, attack, linked
 from tests.bench.liar import LiarLink
@@ -228,7 +231,7 @@ async def liar_in_job(scene: Scene, *, prepared: bool) -> AsyncIterator[tuple[Li
     """A job of the liar and anna, in which anna's learner starts: (link, job, generation). Called off afterwards.
 
     Args:
-        prepared: anna's learner has prepared its model, which the liar says is its own too.
+        prepared: anna's learner has prepared its model, which the liar says is its own too, and is ready to compute.
     """
     liar, victim = scene.liar(scene.anna), scene.anna
     content = jobs.TRAIN.encode()
@@ -249,7 +252,7 @@ async def liar_in_job(scene: Scene, *, prepared: bool) -> AsyncIterator[tuple[Li
             while state_of(victim, job) in ("ready", "starting"):
                 await asyncio.sleep(0.1)
         if prepared:
-            await agree(link, job, generation.hash64())
+            await agree(link, job)
         yield link, job, generation.hash64()
     finally:
         closing = await linked(liar, victim)
@@ -258,17 +261,24 @@ async def liar_in_job(scene: Scene, *, prepared: bool) -> AsyncIterator[tuple[Li
         await closing.end()
 
 
-async def agree(link: LiarLink, job: str, generation: int) -> None:
-    """Waits for anna's model and says the same; returns without it when the job has ended before."""
+async def agree(link: LiarLink, job: str) -> None:
+    """Waits for anna's model, says the same, and gives a start that is anna's own, until its learner is ready; returns
+    before where the job has ended."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(JOB_TIMEOUT_S / 2):
-            while link.open:
-                for said in list(link.notices):
-                    if isinstance(said, Model) and said.job == job:
-                        same = said.model_copy(update={"rank": 0})
-                        link.notify(same, job=job_number(job), generation=generation)
-                        return
+            while not isinstance(said := await link.ask(AskModel(job=job)), Model) and link.open:
                 await asyncio.sleep(0.05)
+            link.answers |= {AskModel: partial(_the_same_model, said), AskState: _the_same_start}
+            while link.open and not any(isinstance(said, Wish) and said.kind == "learn" for said in link.notices):
+                await asyncio.sleep(0.05)
+
+
+def _the_same_model(model: Wire, _: AskModel) -> Wire:
+    return model.model_copy(update={"rank": 0})
+
+
+def _the_same_start(asked: AskState) -> SavedState:
+    return SavedState(round=0, chain=START, units=(), left_out=tuple(range(len(asked.digests))))
 
 
 def _digest(data: bytes) -> bytes:

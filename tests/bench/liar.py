@@ -41,6 +41,7 @@ class LiarLink:
         refused: why it was refused, if the daemon said so.
         stays: it does not end, whatever the daemon says.
         fetches: how often it has asked for a piece of a blob.
+        answers: to other requests, by type; else they fail.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, serve: Serve) -> None:
@@ -49,6 +50,7 @@ class LiarLink:
         self.refused = ""
         self.stays = False
         self.fetches = 0
+        self.answers: dict[type[Wire], Callable[[Any], Wire]] = {}
         self.writer = writer
         self._reader = reader
         self._serve = serve
@@ -123,6 +125,8 @@ class LiarLink:
                 if isinstance(body, Fetch):
                     self.fetches += 1
                     reply = self._serve(body)
+                elif (answers := self.answers.get(type(body))) is not None:
+                    reply = answers(body)
                 if reply is not None:
                     role = Role.FAILURE if isinstance(reply, Failure) else Role.REPLY
                     self.writer.write(frame(Envelope(role, envelope.id, reply)))

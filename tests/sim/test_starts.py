@@ -152,32 +152,50 @@ def test_a_giver_whose_learner_is_lost_gives_no_other_start_before_all_have_gone
 
 def test_a_start_that_came_after_the_promise_is_not_found_in_memory() -> None:
     """G9, J3: a learner has loaded the start behind its daemon's promise, and has ended before the generation in which
-    all begin from another one."""
-    setting = Setting(founders=3, sync=sync_settings("bsp"), begun=False, start_s=(0.3,), load_s=(0.3,))
+    all begin from another one, which the giver goes on in before it can ask for the next."""
+    setting = Setting(
+        founders=3, sync=sync_settings("bsp"), begun=False, start_s=(0.3,), load_s=(0.3,), patience_s=30.0
+    )
     setting = replace(setting, delays_s=(0.05,))
 
-    def ready_s(befall: Callable[[Cluster], None]) -> tuple[Cluster, float]:
+    def until_ready(befall: Callable[[Cluster], None]) -> Cluster:
         cluster = Cluster(3, setting)
         cluster.run_until(0.1)
-        cluster.start_s = (3.0,)
+        cluster.start_s = (20.0,)
         cluster.daemons[2].do(cluster.daemons[2].processes.kill)
         cluster.run_until(0.35)
         befall(cluster)
         while not cluster.daemons[1].handler.ready:
             cluster.run_until(cluster.now_s + 0.001)
-        return cluster, cluster.now_s
+        return cluster
 
-    cluster, at_s = ready_s(lambda _: None)
+    cluster = until_ready(lambda _: None)
+    ready_s = cluster.now_s
     cluster.end()
 
     def lose(cluster: Cluster) -> None:
-        cluster.run_until(at_s - 0.08)
+        cluster.run_until(ready_s - 0.08)
+        cluster.start_s = (0.1,)
         lose_learner(cluster.daemons[0])
 
-    cluster, _ = ready_s(lose)
-    one = cluster.daemons[1]
+    cluster = until_ready(lose)
+    giver, one, _ = cluster.daemons
     assert one.driver.fenced, cluster.story()
+    cluster.start_s = (20.0,)
     one.do(one.processes.kill)
+    before = giver.generation
+    while giver.generation is before:
+        cluster.run_until(cluster.now_s + 0.001)
+    cluster.network.darken(1, 0)  # what it says comes when the giver waits for the third one's link
+    while giver.machine._state.missing != (1,):
+        cluster.run_until(cluster.now_s + 0.005)
+    cluster.network.darken(0, 2)
+    cluster.network.reset(0, 2)
+    cluster.run_until(cluster.now_s + 0.1)
+    cluster.network.lighten(1, 0)
+    cluster.run_until(cluster.now_s + 0.7)
+    assert giver.handler.ready, cluster.story()
+    cluster.network.lighten(0, 2)
     cluster.start_s = (0.3,)
     all_begin(cluster)
 
