@@ -71,6 +71,12 @@ class Timeouts:
         return 6 * self.patience_s
 
     @property
+    def doubt_s(self) -> float:
+        """2 patience: who was away itself leaves its history for no other before. What it hears may have lain in its
+        socket, and of a sender that was lost since; until then a link that stays silent is closed."""
+        return 2 * self.patience_s
+
+    @property
     def yield_s(self) -> float:
         """= patience: such a part waits so long for the rest of an entitled one before it joins a provisional one, and
         one without a base for who has it before it joins others that have another."""

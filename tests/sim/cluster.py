@@ -106,6 +106,7 @@ class Cluster:
         self.befallen: Counter[str] = Counter()
         self.transcript: list[str] | None = [] if recording else None
         self.told_lost: list[tuple[int, int]] = []  # rounds that were given up, and for the sake of how many daemons
+        self.told_gone_back: set[bytes] = set()  # chain ids of rounds that were given up for a state that was saved
         self._told: set[tuple[str, int]] = set()
         self._first: set[tuple[int, int]] = set()
         self._incarnations = itertools.count(100)

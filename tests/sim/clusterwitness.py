@@ -122,10 +122,12 @@ class Losses:
         self._left = left
 
     def settle(self) -> None:
-        """Nothing more is said: so nothing was lost, but for rounds that not all hold who were together then (G5)."""
+        """Nothing more is said: so nothing was lost, but for rounds that not all hold who were together then (G5), and
+        those of which others have said that they have gone back from them: all pass that on."""
         left, self._left = self._left, None
         if left is not None:
-            lost = left.complete - left.common
+            world = self._daemon.world
+            lost = len({*world.histories.path(left.chain)[left.common :]} - world.told_gone_back)
             assert lost <= left.late, f"{self._daemon.name} gives up {lost} rounds in silence"
 
     def told(self, news: GivenUp) -> None:
@@ -144,3 +146,5 @@ class Losses:
             assert news.saved == (left.complete, left.chain.hex()[:8]), "what is saved is what is given up"
         if left.apart:
             world.told_lost.append((len(lost), len(news.kept)))
+        else:
+            world.told_gone_back |= {*world.histories.path(left.chain)[cut:]}

@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from meshwire.messages.generation import Where
+from meshwire.messages.job import GivenUp
 from tests.sim.cluster import LATE_S, Cluster, Setting
 from tests.sim.clusterfaults import Fault, befall, random_schedule, run
 from tests.sim.clusterreplay import replay
 from tests.sim.clusterscenarios import FOLDER, SCENARIOS, transcript
+from tests.sim.clusterwitness import Left
 
 SEEDS = 200
 PARTS = 10
@@ -74,6 +76,27 @@ def test_a_base_is_given_up_only_for_one_that_is_there_or_was_lately() -> None:
     cluster.run_until(cluster.now_s + cluster.timeouts.silence_s + LATE_S)
     with pytest.raises(AssertionError, match="of which nobody has one"):
         cluster.leaves_base(two, kept)
+    cluster.end()
+
+
+def test_no_round_is_given_up_in_silence_but_one_that_others_have_told_of() -> None:
+    """J3, the check itself: of two, one went back to a state that was saved and said what is lost. The other, which
+    held the same rounds, loads that state and need not say it again."""
+    cluster = Cluster(1, Setting(founders=2))
+    cluster.run_until(6.0)
+    one, two = cluster.daemons
+    assert one.rounds is not None
+    history = one.rounds.history
+    left = Left(history.chain, history.complete, history.complete - 4, 0, apart=True)
+    two.losses.leave(left)
+    with pytest.raises(AssertionError, match="gives up 4 rounds in silence"):
+        two.losses.settle()
+    lost = cluster.histories.rounds(history.chain)[-4:]
+    samples = round(sum(done.weight for done in lost))
+    one.losses.leave(replace(left, apart=False))
+    one.losses.told(GivenUp(first=lost[0].round, last=lost[-1].round, samples=samples, made_by=(0, 1), kept=(0,)))
+    two.losses.leave(left)
+    two.losses.settle()
     cluster.end()
 
 

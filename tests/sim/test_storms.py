@@ -33,6 +33,9 @@ FOUND = {  # what these schedules have shown
     4351: "who counted promised two generations, entered one and was killed, and those of the other were entitled, too",
     6791: "two proposers whose link had stalled outbid each other until nobody remembered what was promised",
     6761: "a base was given up in time for one that was there until just then, and the check saw none",
+    20621: "a laptop was to tell again what another, which had gone back to a checkpoint, had told",
+    9180: "a laptop that had lost its model waited for ever beside others of its root, for it had a checkpoint",
+    9695: "a laptop left its history as it woke up, for one whose model was lost while it slept",
 }
 
 

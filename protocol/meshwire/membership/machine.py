@@ -425,7 +425,7 @@ class Membership:
             case Relation.NEWER if other.root == state.entered.root:
                 self._proposer.note_apart(device, where)  # those that are left here may be entitled, and it provisional
             case Relation.NEWER if self._proposer.was_away(now_s):
-                self._proposer.note_newer(device, where, now_s)
+                self._proposer.note_newer(device, where)
                 return
             case Relation.NEWER:
                 self._leave(f"generation {other.number} went on without this device", now_s, where)

@@ -66,10 +66,10 @@ class Proposer:
         # is met in a generation of both, for each side's votes may be needed; a newer history has a later root, is only
         # followed, and no generation is made for it.
         self._apart: dict[str, Where] = {}
-        self._newer: dict[str, tuple[Where, float]] = {}  # and since when it was heard
+        self._newer: dict[str, Where] = {}
         self._overdue: set[str] = set()  # devices that did not do their part in time
         self._torn: dict[str, str] = {}  # devices with which messages of this generation may be lost: why
-        self._back_until_s = float("-inf")  # this machine was away: the others may have gone on without it
+        self._back_s = float("-inf")  # since this machine was away: the others may have gone on without it
         self._judged_links = False  # a missing link between members was given time already
         self.proposal: Proposal | None = None
         self.wake_s: float | None = None
@@ -93,7 +93,7 @@ class Proposer:
         """A generation is entered: what others said before is settled."""
         self._told, self._apart = {}, {}
         root = self._state.change.root
-        self._newer = {device: said for device, said in self._newer.items() if said[0].generation.root > root}
+        self._newer = {device: where for device, where in self._newer.items() if where.generation.root > root}
 
     def left(self) -> None:
         """This device is in no generation any more."""
@@ -178,10 +178,10 @@ class Proposer:
         if where is not None:
             self._apart[device] = where
 
-    def note_newer(self, device: str, where: Where, now_s: float) -> None:
+    def note_newer(self, device: str, where: Where) -> None:
         """Notes that a device tells of a newer history, when this machine was away: it may be of before its sender was
         lost. It is no reason for a generation: each one that is entered would be answered by the same."""
-        self._newer[device] = where, self._newer[device][1] if device in self._newer else now_s
+        self._newer[device] = where
 
     def forget_newer(self, device: str) -> None:
         """Forgets it where the device says something else, or its link is lost."""
@@ -189,11 +189,20 @@ class Proposer:
 
     def note_away(self, now_s: float) -> None:
         """This machine was away, and may not know who has gone on."""
-        self._back_until_s = now_s + self._state.timeouts.back_s
+        self._back_s = now_s
 
     def was_away(self, now_s: float) -> bool:
         """Whether it still looks for the others, who may have gone on without it."""
         return now_s < self._back_until_s
+
+    @property
+    def _back_until_s(self) -> float:
+        return self._back_s + self._state.timeouts.back_s
+
+    @property
+    def _sure_s(self) -> float:
+        """From when on what others have said is not of before this machine was away."""
+        return self._back_s + self._state.timeouts.doubt_s
 
     # Whether to propose.
 
@@ -419,7 +428,7 @@ class Proposer:
         wait_s = state.timeouts.provisional_s
         then = "it waits for them" if wait_s == float("inf") else f"it goes on provisionally after {wait_s:g} s"
         self.waiting += f"; {counted}, the others may be together elsewhere: {then}"
-        return self._outvoted_since_s + wait_s + turns_s
+        return max(self._outvoted_since_s + wait_s + turns_s, self._back_until_s)
 
     def _may_have_missed(self, roll: Roll, now_s: float) -> bool:
         """This machine was away, and one that counts may have gone on without it: provisionally, and for hours."""
@@ -451,7 +460,7 @@ class Proposer:
         assert self._baseless_since_s is not None
         number = where.generation.number
         self.waiting = f"who has the model of this generation; then this device joins generation {number}"
-        if not self._reached(self._baseless_since_s + self._state.timeouts.yield_s, now_s):
+        if not self._reached(max(self._baseless_since_s + self._state.timeouts.yield_s, self._sure_s), now_s):
             return None
         return Departure(f"nobody here has the model any more, but in generation {number} they have", where)
 
@@ -459,15 +468,16 @@ class Proposer:
         """Leaves for a newer history that was heard of when this machine was away, if the link still holds, and once
         what has been promised has failed: it may be the own proposal, which those that went on have refused."""
         bound = self._state.phase is MembershipPhase.PROMISED and not self._failed
-        for where, since_s in self._newer.values():
-            if not bound and self._reached(since_s + self._state.timeouts.yield_s, now_s):
-                return Departure(f"generation {where.generation.number} went on without this device", where)
-        return None
+        if not self._newer or bound or not self._reached(self._sure_s, now_s):
+            return None
+        where = next(iter(self._newer.values()))
+        return Departure(f"generation {where.generation.number} went on without this device", where)
 
     def _yield_to_apart(self, now_s: float) -> Departure | None:
         """Leaves for a provisional generation of which it heard, if those that are here stay too few to go on."""
         assert self._outvoted_since_s is not None
-        if not self._apart or not self._reached(self._outvoted_since_s + self._state.timeouts.yield_s, now_s):
+        at_s = max(self._outvoted_since_s + self._state.timeouts.yield_s, self._sure_s)
+        if not self._apart or not self._reached(at_s, now_s):
             return None
         where = max(self._apart.values(), key=lambda where: where.generation.number)
         return Departure(f"generation {where.generation.number} went on without this device", where)

@@ -142,11 +142,17 @@ class MembershipState:
 
     @property
     def basis_elsewhere(self) -> Where | None:
-        """The best history of which somebody who is linked has the base, where nothing of the own one is here."""
-        held = self.holding
-        if self.entered is None or held.state is not None or held.saved is not None or self.based:
+        """The best history of which somebody who is linked has the base, where nobody has that of the own one.
+
+        Not one of an older root while a state of the own one is saved here: that may bring back what was committed
+        since. One of the same root has that, and those that are here may never be entitled to go back without it.
+        """
+        entered, held = self.entered, self.holding
+        if entered is None or self.based:
             return None
-        return self.rejoin.based(self.entered)
+        where = self.rejoin.based(entered)
+        saved = held.state is not None or held.saved is not None
+        return None if where is not None and saved and where.generation.root < entered.root else where
 
     @property
     def may_have_base(self) -> list[Member]:

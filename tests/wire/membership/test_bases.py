@@ -1,8 +1,10 @@
 """Who leaves its history for which: never a base for a history of which nobody has one (G4, J3)."""
 
+from collections.abc import Callable
+
 import pytest
 
-from meshwire.membership.effects import Effect, Fence, HistoryLeft, MembershipPhase, NobodyLearns
+from meshwire.membership.effects import Effect, EnterGeneration, Fence, HistoryLeft, MembershipPhase, NobodyLearns
 from meshwire.membership.inputs import (
     CaughtUpToCut,
     LinkDown,
@@ -28,6 +30,7 @@ from tests.wire.membership.test_membership import (
     THREE,
     TIMEOUTS,
     TWO,
+    alone,
     enter_of,
     followed,
     following,
@@ -49,6 +52,11 @@ def where(generation: Generation, *, based: bool, samples: int = 50) -> Where:
 def told(effects: list[Effect], device: str) -> list[bool]:
     """What is said to a device of the base."""
     return [message.based for to, message in sent(effects, Where) if to == device]
+
+
+def left_for(effects: list[Effect]) -> list[Where | None]:
+    """For which history the own one is left, if it is."""
+    return [effect.kept for effect in effects if isinstance(effect, HistoryLeft)]
 
 
 def loading() -> Membership:
@@ -90,25 +98,67 @@ def test_who_has_no_base_yields_to_who_has() -> None:
     assert "joins generation 1" in two.waiting()
     assert two.deadline() == pytest.approx(6.0 + TIMEOUTS.yield_s)
     effects = two.handle(TimerDue(), 6.0 + TIMEOUTS.yield_s)
-    assert [effect.kept for effect in effects if isinstance(effect, HistoryLeft)] == [where(FIRST, based=True)]
+    assert left_for(effects) == [where(FIRST, based=True)]
     two.handle(LinkDown(THREE, "silent"), 12.0)
 
 
 def test_who_slept_does_not_believe_what_may_be_of_before() -> None:
-    """G4: what lay in its socket says where others were; they may have been lost since, with their base."""
+    """G4: what lay in its socket says where others were; they may have been lost since, with their base. A link that
+    stays silent is closed a patience and a quarter later at most."""
     three = machine(2)
     three.handle(WasAway(), 100.0)
     assert HistoryLeft not in kinds(three.handle(MessageFrom(ONE, where(NEWER, based=True)), 100.1))
     lost = machine(2)
     lost.handle(WasAway(), 100.0)
     lost.handle(MessageFrom(ONE, where(NEWER, based=True)), 100.1)
+    lost_s = 100.1 + 1.25 * TIMEOUTS.silence_s
     for device in (ONE, TWO):
-        lost.handle(LinkDown(device, "closed"), 100.2)
-    assert HistoryLeft not in kinds(
-        lost.handle(TimerDue(), 104.0) + lost.handle(TimerDue(), 100.2 + 2 * TIMEOUTS.yield_s)
-    )
-    effects = three.handle(TimerDue(), 100.1 + TIMEOUTS.yield_s) + three.handle(TimerDue(), 101.0 + TIMEOUTS.yield_s)
-    assert [effect.kept for effect in effects if isinstance(effect, HistoryLeft)] == [where(NEWER, based=True)]
+        lost.handle(TimerDue(), lost_s)
+        lost.handle(LinkDown(device, "silent"), lost_s)
+    assert HistoryLeft not in kinds(lost.handle(TimerDue(), 104.0) + lost.handle(TimerDue(), 100.1 + TIMEOUTS.doubt_s))
+    assert HistoryLeft not in kinds(three.handle(TimerDue(), lost_s))
+    assert left_for(three.handle(TimerDue(), 100.0 + TIMEOUTS.doubt_s)) == [where(NEWER, based=True)]
+
+
+def leaves_for_newer() -> tuple[Membership, Where]:
+    """peer2, with its base, has slept once, and has just heard who went on."""
+    made, kept = machine(2), where(NEWER, based=True)
+    made.handle(WasAway(), 9.0)
+    made.handle(MessageFrom(ONE, kept), 9.1)
+    return made, kept
+
+
+def leaves_for_apart() -> tuple[Membership, Where]:
+    """peer0, with its base, has heard that peer1 went on provisionally, and has proposed to it in vain."""
+    made, kept = alone(0), where(provisional(2, 1), based=True)
+    ((_, proposed),) = sent(made.handle(LinkUp(TWO, MEMBERS[1].incarnation), 9.0), Propose)
+    made.handle(HELD, 9.0)
+    refused = Refused(job=JOB, generation=proposed.generation.hash64(), number=2, reason="it went on")
+    made.handle(MessageFrom(TWO, kept), 9.1)
+    made.handle(MessageFrom(TWO, refused), 9.1)
+    made.handle(TimerDue(), 9.2 + TIMEOUTS.turn_s)
+    return made, kept
+
+
+def leaves_for_a_base() -> tuple[Membership, Where]:
+    """peer1, which has none and has lost who had it, has met peer2, which slept with its own."""
+    made, kept = loading(), where(FIRST, based=True)
+    made.handle(LinkDown(ONE, "silent"), 6.0)
+    made.handle(LinkUp(THREE, MEMBERS[2].incarnation), 9.0)
+    made.handle(MessageFrom(THREE, kept), 9.0)
+    return made, kept
+
+
+@pytest.mark.parametrize("prepare", [leaves_for_newer, leaves_for_apart, leaves_for_a_base])
+def test_no_wait_runs_out_while_a_machine_sleeps(prepare: Callable[[], tuple[Membership, Where]]) -> None:
+    """G4: who was about to leave its history falls asleep. What it had heard is old when it wakes up: those that said
+    it may be lost, with the base. It leaves when their links have held for as long as it takes to know."""
+    sleeps, kept = prepare()
+    assert HistoryLeft not in kinds(sleeps.handle(TimerDue(), 10.0))
+    effects = sleeps.handle(WasAway(), 1000.0)
+    effects += sleeps.handle(TimerDue(), 1000.0 + 1.25 * TIMEOUTS.silence_s)
+    assert HistoryLeft not in kinds(effects)
+    assert left_for(sleeps.handle(TimerDue(), 1000.0 + TIMEOUTS.doubt_s)) == [kept]
 
 
 def test_who_asks_in_has_no_base_any_more() -> None:
@@ -123,7 +173,7 @@ def test_who_asks_in_has_no_base_any_more() -> None:
 
 @pytest.mark.parametrize("has", [Holding(base=True), Holding(saved=(2, b"s" * 16)), Holding(state=3)])
 def test_who_has_a_base_in_memory_or_a_state_keeps_its_history(has: Holding) -> None:
-    """J3: it can be gone on from."""
+    """J3: it can be gone on from, and the other history is of an older root: what was committed since is not in it."""
     two = loading()
     two.handle(has, 0.0)
     two.handle(LinkDown(ONE, "silent"), 6.0)
@@ -131,6 +181,25 @@ def test_who_has_a_base_in_memory_or_a_state_keeps_its_history(has: Holding) -> 
     effects = two.handle(MessageFrom(THREE, where(FIRST, based=True)), 7.0) + two.handle(TimerDue(), 60.0)
     assert HistoryLeft not in kinds(effects)
     assert told(effects, THREE) == ([True] if has.base else [])
+
+
+@pytest.mark.parametrize("has", [Holding(loads_after=4, saved=(2, b"s" * 16)), Holding(loads_after=4, state=3)])
+def test_who_cannot_go_back_alone_yields_to_a_base_of_its_own_root(has: Holding) -> None:
+    """G4, J3: peer0, whose learner was lost, has gone on provisionally: it may not go back to what it has saved, for
+    peer2 may have the base. peer1 went on apart with its own. If neither went over to the other, both would stay so."""
+    one = alone(0)
+    one.handle(RequestMade("rest"), 2.0)
+    one.handle(has, 2.0)
+    at_s = 1.0 + TIMEOUTS.relink_grace_s + TIMEOUTS.provisional_s
+    (fence,) = [effect for effect in one.handle(TimerDue(), at_s) if isinstance(effect, Fence)]
+    effects = one.handle(HELD.model_copy(update={"holding": has}), at_s)
+    assert fence.generation.provisional
+    assert [effect.enter.way for effect in effects if isinstance(effect, EnterGeneration)] == ["wait"]
+    assert one.phase is MembershipPhase.RUNNING
+    kept = where(provisional(2, 1), based=True, samples=1)
+    at_s += TIMEOUTS.yield_s
+    one.handle(LinkUp(TWO, MEMBERS[1].incarnation), at_s)
+    assert left_for(one.handle(MessageFrom(TWO, kept), at_s)) == [kept]
 
 
 def test_what_is_said_of_the_base_is_known() -> None:

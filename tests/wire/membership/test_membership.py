@@ -509,12 +509,21 @@ def test_who_was_away_looks_for_the_others_before_it_goes_on() -> None:
             refused = Refused(job=JOB, generation=proposed.generation.hash64(), number=2, reason="it went on")
             made.handle(MessageFrom(TWO, Where(job=JOB, generation=apart(), ancestors=(), samples=9)), 3.0)
             made.handle(MessageFrom(TWO, refused), 3.0)
-            assert HistoryLeft in kinds(made.handle(TimerDue(), 4.0) + made.handle(TimerDue(), 4.0 + TIMEOUTS.yield_s))
+            assert HistoryLeft in kinds(made.handle(TimerDue(), 4.0) + made.handle(TimerDue(), 1.0 + TIMEOUTS.doubt_s))
         else:
             (fence,) = [
                 effect for effect in made.handle(TimerDue(), 1.0 + TIMEOUTS.back_s) if isinstance(effect, Fence)
             ]
             assert not fence.generation.provisional, "nobody is there: it goes on, as it is entitled to"
+
+
+def test_who_waits_to_go_on_provisionally_and_sleeps_looks_again() -> None:
+    """G4: the wait has run out while it slept; the others may have gone on together meanwhile."""
+    one = alone(0)
+    one.handle(TimerDue(), 1.0 + TIMEOUTS.provisional_s)
+    assert Fence not in kinds(one.handle(WasAway(), 500.0) + one.handle(TimerDue(), 499.0 + TIMEOUTS.back_s))
+    (fence,) = [effect for effect in one.handle(TimerDue(), 500.0 + TIMEOUTS.back_s) if isinstance(effect, Fence)]
+    assert fence.generation.provisional
 
 
 def apart() -> Generation:
