@@ -33,6 +33,7 @@ class Broken:
     def __init__(self, mesh: ChaosMesh, folder: Path, **options: Any) -> None:
         self.mesh = mesh
         self.job = ChaosJob(mesh, folder, samples=192, trace=True, **{"hash_every": 2, **options})
+        self._before: dict[str, int] = {}  # generations that a daemon had entered until all were at work
 
     def summary(self, name: str) -> JobSummary | None:
         """What one daemon says of the job."""
@@ -56,6 +57,7 @@ class Broken:
     def begin(self) -> None:
         """Waits until all are at work."""
         self.until(lambda: all(self.rounds(name) >= BEFORE_ROUNDS for name in NAMES), f"round {BEFORE_ROUNDS}")
+        self._before = {name: len(self.entered(name)) for name in NAMES}
 
     def go_on(self, names: Sequence[str] = NAMES, rounds: int = MORE_ROUNDS) -> None:
         """Waits until these have had more rounds."""
@@ -87,9 +89,9 @@ class Broken:
         self.go_on(others)
 
     def entered(self, name: str) -> tuple[Entered, ...]:
-        """The generations that a daemon has entered since the first."""
+        """The generations that a daemon has entered since the first, or since all were at work."""
         log_path = self.mesh.daemons[name].log_path
-        return read_story(name, log_path, self.job.folder(name), self.job.id).entered
+        return read_story(name, log_path, self.job.folder(name), self.job.id).entered[self._before.get(name, 0) :]
 
     def finish(self, names: Sequence[str] = NAMES) -> dict[str, Metrics]:
         """Lets the job end, on these, as if nothing had happened: equal replicas, every sample once in each epoch.
