@@ -84,8 +84,9 @@ class JobRouter:
                 job.advance(JobEvent.FAIL, reason)
         await asyncio.gather(*(session.close() for session in sessions))
         for session in sessions:
-            if session.job.ending and not session.job.ended:
-                session.job.advance(JobEvent.STOPPED)
+            job = session.job
+            if job.ending and not job.ended:
+                job.advance(JobEvent.LOSE if job.lies_down else JobEvent.STOPPED)
         await self._tasks.close()
 
     # What arrives from other devices

@@ -304,6 +304,32 @@ async def test_a_job_that_is_cancelled_while_it_lies_down_does_not_begin_again(m
 
 
 @pytest.mark.asyncio
+async def test_a_daemon_that_is_stopped_while_a_job_lies_down_begins_it_again_later(mesh: list[Daemon]) -> None:
+    for daemon in mesh:
+        daemon.was_in()
+    come_up(mesh[:2])
+    (first, second) = (run_sessions(daemon)[0] for daemon in mesh[:2])
+    await until(lambda: first and second)
+    mesh[1].jobs.registry._sessions.clear()
+
+    async def false() -> bool:
+        return False
+
+    async def closes() -> None:
+        lie_down(mesh[0], first[0])
+
+    first[0].job.lies_down = True
+    first[0].leave = first[0].stays = false
+    first[0].end = lambda *_reason, **_now: None  # it is ending already
+    first[0].close = closes
+    await mesh[0].close()
+    mesh[0].links.clear()
+    mesh[0].start()
+    assert mesh[0].waits
+    assert mesh[0].state is JobState.LOST
+
+
+@pytest.mark.asyncio
 async def test_a_daemon_that_was_started_again_is_not_taken_for_one_that_lies_down(mesh: list[Daemon]) -> None:
     """J5: what it tells of is what its former life was in; those that have the job go on with it."""
     for daemon in mesh:
