@@ -106,9 +106,13 @@ class Revivals:
 
     def link_made(self, device: str) -> None:
         """Tells a newly linked device of the jobs that both have lost."""
-        for job, machine in self._machines.items():
-            if rank_of(machine.entered, device) is not None:
-                self._tell(device, job)
+        for job in self._machines:
+            self.tell(device, job)
+
+    def tell(self, device: str, job: str) -> None:
+        """Tells a linked device that the job lies here, if both were in it."""
+        if job in self._machines and rank_of(self._machines[job].entered, device) is not None:
+            self._tell(device, job)
 
     def _tell(self, device: str, job: str) -> None:
         remains = Remains(job=job, generation=self._machines[job].entered)

@@ -25,9 +25,9 @@ from meshtraind.storage.resume_file import NAME, JobFile, load_all
 from meshtraind.transport.connection import ConnectionEnded
 from meshwire.checkpoints.manifest import CheckpointName
 from meshwire.frames.header import Header, Kind
-from meshwire.jobs.lifecycle import JobEvent, JobRecord, JobState
+from meshwire.jobs.lifecycle import JobEvent, JobRecord, JobState, job_number
 from meshwire.message_base import Wire
-from meshwire.messages.generation import Where
+from meshwire.messages.generation import AskIn, Where
 from meshwire.messages.job import (
     AskCheckpoint,
     CheckpointFiles,
@@ -245,7 +245,10 @@ def run_sessions(daemon: Daemon) -> tuple[list[Any], list[int]]:
     def began(job: Job, generation: Generation, links: object) -> None:
         daemon._began(job, generation, links)
         job.take(generation)
-        sessions.append(SimpleNamespace(job=job, closed=asyncio.Event(), member_lies_down=lying.append, guests=()))
+        passage = SimpleNamespace(is_out=False)
+        session = SimpleNamespace(job=job, closed=asyncio.Event(), member_lies_down=lying.append, guests=())
+        session.passage = passage
+        sessions.append(session)
         daemon.jobs.registry._sessions[JOB] = sessions[-1]
 
     cast(Any, daemon.jobs.registry).start = began
@@ -331,7 +334,8 @@ async def test_a_daemon_that_is_stopped_while_a_job_lies_down_begins_it_again_la
 
 @pytest.mark.asyncio
 async def test_a_daemon_that_was_started_again_is_not_taken_for_one_that_lies_down(mesh: list[Daemon]) -> None:
-    """J5: what it tells of is what its former life was in; those that have the job go on with it."""
+    """J5: what it tells of is what its former life was in; those that have the job go on with it. A device that asks in
+    has nothing, and is taken in by neither: each would wait for the other."""
     for daemon in mesh:
         daemon.was_in()
     come_up(mesh[:2])
@@ -342,10 +346,31 @@ async def test_a_daemon_that_was_started_again_is_not_taken_for_one_that_lies_do
     mesh[0].links[mesh[1].device].hello.incarnation += 1
     assert mesh[0].jobs.notice(mesh[1].device, header, remains) is None
     assert heard == []
+    sessions[0].passage.is_out = True
+    assert mesh[0].jobs.notice(mesh[1].device, header, remains) is None
+    assert heard.pop() == 1
+    sessions[0].passage.is_out = False
     mesh[0].links[mesh[1].device].hello.incarnation -= 1
     assert mesh[0].jobs.notice(mesh[1].device, header, remains) is None
     assert heard == [1]
     mesh[0].jobs.registry._sessions.clear()
+
+
+@pytest.mark.asyncio
+async def test_who_asks_into_a_job_that_lies_here_is_told_so(mesh: list[Daemon]) -> None:
+    """J5: one comes back to a member that has just lain down. It was told before it had a session: each would wait for
+    the other."""
+    for daemon in mesh[:2]:
+        daemon.was_in()
+    mesh[0].start()
+    mesh[1].start()
+    mesh[1].jobs.admission.revivals.drop(JOB)  # it is on its way back, and nobody has told it that this is in vain
+    mesh[0].link(mesh[1])
+    heard: list[Wire] = []
+    mesh[0].links[mesh[1].device].connection = SimpleNamespace(notify=lambda body, **_: heard.append(body))
+    ask = AskIn(job=JOB, member=mesh[1].member, linked=())
+    mesh[0].jobs.notice(mesh[1].device, Header(kind=Kind.CONTROL, payload_bytes=0, job=job_number(JOB)), ask)
+    assert heard == [Remains(job=JOB, generation=FIRST)]
 
 
 @pytest.mark.asyncio
