@@ -212,17 +212,21 @@ class JobQueries:
             raise RequestFailed(f"job {body.job} has ranks 0 to {len(summary.members) - 1}, not {body.rank}")
         owner = summary.members[body.rank]
         if owner.device == self._node.device:
-            job = self._registry.jobs.get(body.job)
             if (gone := expired(summary)) is not None:
                 raise RequestFailed(gone)
             folder = self._node.job_folder(body.job)
-            return await serve(body, self._node.blobs, folder, ended=lambda: job is None or job.ended)
+            return await serve(body, self._node.blobs, folder, ended=lambda: self._is_over(body.job))
         if not forward:
             raise RequestFailed(f"rank {body.rank} of job {body.job} ran on {owner.name}, not here")
         reply = await self._ask(owner, body, PEER_TIMEOUT_S + body.wait_s)
         if not isinstance(reply, Fetched):
             raise RequestFailed(f"{owner.name} answered a fetch with {type(reply).__name__}")
         return reply
+
+    def _is_over(self, id_: str) -> bool:
+        """Whether no log of it will grow here any more."""
+        job = self._registry.jobs.get(id_)
+        return (job is None or job.ended) and not self._admission.revivals.waits(id_)
 
     async def outputs(self, body: ListOutputs, *, forward: bool) -> Outputs:
         """Output files that lie here and (`forward`), after them, on the other members; and who did not answer."""

@@ -307,6 +307,25 @@ async def test_a_job_that_is_cancelled_while_it_lies_down_does_not_begin_again(m
 
 
 @pytest.mark.asyncio
+async def test_a_log_does_not_end_where_the_job_begins_again(mesh: list[Daemon]) -> None:
+    """Else who follows it would see nothing of what comes."""
+    for daemon in mesh:
+        daemon.was_in()
+    come_up(mesh[:2])
+    (first, second) = (run_sessions(daemon)[0] for daemon in mesh[:2])
+    await until(lambda: first and second)
+    fetch = Fetch(job=JOB, what="log", rank=0, offset_bytes=0, max_bytes=100, wait_s=0.1)
+    follows = asyncio.create_task(mesh[0].questions.fetch(fetch, forward=True))
+    await asyncio.sleep(0)
+    lie_down(mesh[0], first[0])
+    assert not (await follows).end
+    assert mesh[0].waits
+    mesh[0].jobs.admission.give_up(JOB, "cancelled", "a person says so")
+    assert (await mesh[0].questions.fetch(fetch, forward=True)).end
+    mesh[1].jobs.registry._sessions.clear()
+
+
+@pytest.mark.asyncio
 async def test_a_daemon_that_is_stopped_while_a_job_lies_down_begins_it_again_later(mesh: list[Daemon]) -> None:
     for daemon in mesh:
         daemon.was_in()
