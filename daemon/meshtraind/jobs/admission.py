@@ -147,9 +147,9 @@ class Admission:
         if job is None:
             self.call_off(end.job)
             return
-        if job.ended:
-            return
         session = self._registry.session(end.job)
+        if job.ended or (session is None and job.lies_down):  # whoever has ended it hears that it lies here, and says so
+            return
         if session is not None:
             session.end(end.outcome, end.reason, now=end.now, tell=False)
         else:

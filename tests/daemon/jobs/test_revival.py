@@ -307,6 +307,23 @@ async def test_a_job_that_is_cancelled_while_it_lies_down_does_not_begin_again(m
 
 
 @pytest.mark.asyncio
+async def test_who_leaves_a_job_while_it_lies_down_is_not_in_it_when_it_begins_again(mesh: list[Daemon]) -> None:
+    for daemon in mesh:
+        daemon.was_in()
+    come_up(mesh[:2])
+    (first, second) = (run_sessions(daemon)[0] for daemon in mesh[:2])
+    await until(lambda: first and second)
+    lie_down(mesh[1], second[0])
+    await asyncio.sleep(0)  # its files are being removed
+    assert not second[0].job.ended
+    await mesh[1].questions.leave(JOB)
+    assert mesh[1].state is JobState.CANCELLED
+    assert not mesh[1].waits
+    await until(lambda: not mesh[1].jobs.admission.may_return(JOB))
+    mesh[0].jobs.registry._sessions.clear()
+
+
+@pytest.mark.asyncio
 async def test_a_log_does_not_end_where_the_job_begins_again(mesh: list[Daemon]) -> None:
     """Else who follows it would see nothing of what comes."""
     for daemon in mesh:
