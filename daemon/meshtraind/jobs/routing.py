@@ -84,9 +84,8 @@ class JobRouter:
                 job.advance(JobEvent.FAIL, reason)
         await asyncio.gather(*(session.close() for session in sessions))
         for session in sessions:
-            job = session.job
-            if job.ending and not job.ended:
-                job.advance(JobEvent.LOSE if job.lies_down else JobEvent.STOPPED)
+            if session.job.ending and not session.job.ended and not session.job.lies_down:
+                session.job.advance(JobEvent.STOPPED)
         await self._tasks.close()
 
     # What arrives from other devices

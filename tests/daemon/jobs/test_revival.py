@@ -38,8 +38,10 @@ from meshwire.messages.job import (
     JobSpec,
     ListCheckpoints,
     Member,
+    Metrics,
     Offer,
     Prepare,
+    RankReport,
     Remains,
     ResumePoint,
 )
@@ -324,6 +326,33 @@ async def test_who_leaves_a_job_while_it_lies_down_is_not_in_it_when_it_begins_a
 
 
 @pytest.mark.asyncio
+async def test_a_job_whose_scripts_are_killed_in_every_life_rests_ever_longer(mesh: list[Daemon]) -> None:
+    """J5, J3: memory that runs out does so again. Each life has a supervisor of its own, which knows of no other."""
+    for daemon in mesh:
+        daemon.was_in()
+    mesh[0].start()
+    rests: list[float] = []
+
+    def added(_job: str, _file: JobFile, rests_until_s: float) -> None:
+        rests.append(rests_until_s - asyncio.get_running_loop().time())
+
+    cast(Any, mesh[0].jobs.admission.revivals).add = added
+    point = ResumePoint(job=JOB, round=40, files=mesh[0].spec.files)
+    for rounds in (40, 50, 139, 139, 140, 40, 40):
+        spec = mesh[0].spec.model_copy(update={"resume": point})
+        job = Job(spec, MEMBERS, 0, mesh[0].folder, mesh[0].history, EntryMode.REVIVAL, 5.0, FIRST)
+        mesh[0].jobs.registry.add(job)
+        for event in (JobEvent.FILES_COMPLETE, JobEvent.START, JobEvent.LEARNER_STARTED):
+            job.advance(event)
+        job.report(RankReport(job=JOB, rank=1, state=JobState.RUNNING, metrics=Metrics(round=rounds)))
+        job.lies_down = True
+        closed = asyncio.Event()
+        closed.set()
+        await mesh[0].jobs.admission._lay_down(job, cast(Any, SimpleNamespace(closed=closed)))
+    assert [round(rest) for rest in rests] == [0, 1, 2, 4, 0, 0, 1]
+
+
+@pytest.mark.asyncio
 async def test_a_log_does_not_end_where_the_job_begins_again(mesh: list[Daemon]) -> None:
     """Else who follows it would see nothing of what comes."""
     for daemon in mesh:
@@ -332,7 +361,7 @@ async def test_a_log_does_not_end_where_the_job_begins_again(mesh: list[Daemon])
     (first, second) = (run_sessions(daemon)[0] for daemon in mesh[:2])
     await until(lambda: first and second)
     fetch = Fetch(job=JOB, what="log", rank=0, offset_bytes=0, max_bytes=100, wait_s=0.1)
-    follows = asyncio.create_task(mesh[0].questions.fetch(fetch, forward=True))
+    follows = mesh[0].jobs._tasks.spawn(mesh[0].questions.fetch(fetch, forward=True), "follow")
     await asyncio.sleep(0)
     lie_down(mesh[0], first[0])
     assert not (await follows).end
