@@ -27,14 +27,18 @@ class Revival:
     Args:
         me: this daemon as it is now; `entered` lists its device in the incarnation of before.
         entered: the newest generation that it was in.
+        rests_until_s: it proposes none before, for it has begun the job again and again, and come no further.
     """
 
-    def __init__(self, me: Member, entered: Generation, timeouts: Timeouts) -> None:
+    def __init__(
+        self, me: Member, entered: Generation, timeouts: Timeouts, rests_until_s: float = float("-inf")
+    ) -> None:
         self._me = me.device
         self._timeouts = timeouts
         self._told: dict[str, tuple[Member, Generation]] = {me.device: (me, entered)}
         self._enough_since_s: float | None = None
         self._tries = 0
+        self._rests_until_s = rests_until_s
         self._not_before_s = float("-inf")
         self._refusing: set[str] = set()  # devices: it begins without them, if the others are enough
 
@@ -108,7 +112,8 @@ class Revival:
         complete = {*newest.ranks} <= here.keys()
         # who is missed may be on its way; or it lives, and says so as soon as there is a link
         wait_s = (0.0 if complete else self._timeouts.patience_s) + ranks.index(mine) * TURN_S
-        return max(self._enough_since_s + wait_s, self._not_before_s)
+        since_s = max(self._enough_since_s, self._rests_until_s)
+        return max(since_s + wait_s, self._not_before_s)
 
     def due(self, now_s: float) -> Generation | None:
         """The generation in which the job goes on, if this device is to propose it now."""

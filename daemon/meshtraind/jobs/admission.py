@@ -11,6 +11,7 @@ from meshtraind.jobs.file_intake import Intake
 from meshtraind.jobs.registry import JobRegistry
 from meshtraind.jobs.revival import Revivals
 from meshtraind.learner.software import installed_anew
+from meshtraind.learner.supervisor import PROGRESS_ROUNDS, pause_s
 from meshtraind.peers.node import Node
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session.session import JobSession
@@ -95,6 +96,7 @@ class Admission:
         self._submissions: dict[str, ProgressWatcher] = {}  # on their way from here
         self._joining: set[str] = set()  # jobs whose files are on their way, or are deleted again
         self._called_off: dict[str, None] = {}  # ended before they were offered; oldest first
+        self._laid_down: dict[str, int] = {}  # how often one after the other without progress; the newest last
 
     @contextmanager
     def submitting(self, job: str, watcher: ProgressWatcher) -> Iterator[None]:
@@ -147,9 +149,9 @@ class Admission:
         if job is None:
             self.call_off(end.job)
             return
-        if job.ended:
-            return
         session = self._registry.session(end.job)
+        if job.ended or (session is None and job.lies_down):
+            return  # whoever has ended it is told that it lies here, and says so again
         if session is not None:
             session.end(end.outcome, end.reason, now=end.now, tell=False)
         else:
@@ -192,7 +194,17 @@ class Admission:
         job.advance(JobEvent.LOSE, LAID_DOWN)
         self._registry.drop(job)
         self._left[id_] = job.file
-        self.revivals.add(id_, job.file)
+        self.revivals.add(id_, job.file, asyncio.get_running_loop().time() + self._rest_s(job))
+
+    def _rest_s(self, job: Job) -> float:
+        """How long a job lies before it begins again: what has killed its scripts in each of its lives is likely to do
+        so in the next one, and a learner that is started again would wait (J3)."""
+        began = 0 if job.spec.resume is None else job.spec.resume.round
+        before = self._laid_down.pop(job.spec.job, 0)
+        self._laid_down[job.spec.job] = 0 if job.summary().rounds - began >= PROGRESS_ROUNDS else before + 1
+        while len(self._laid_down) > limits.ENDED_JOBS_IN_MEMORY_MAX:
+            del self._laid_down[next(iter(self._laid_down))]
+        return pause_s(self._laid_down[job.spec.job])
 
     async def _put_back(self, job: Job) -> None:
         """Puts a job that did not begin again back where it was, on the list of those that wait for their devices;

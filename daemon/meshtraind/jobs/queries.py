@@ -18,7 +18,7 @@ from meshtraind.storage.blob_writer import BlobError
 from meshtraind.storage.checkpoint_store import CheckpointError, list_checkpoints
 from meshtraind.storage.fetch import list_outputs, serve
 from meshtraind.storage.job_history import HistoryError
-from meshtraind.storage.job_record import EntryMode, summary_of
+from meshtraind.storage.job_record import EntryMode, Job, summary_of
 from meshtraind.storage.results import DAY_S
 from meshtraind.storage.resume_file import forget
 from meshtraind.transport.connection import ConnectionEnded, Emit, RequestFailed
@@ -160,17 +160,24 @@ class JobQueries:
             session.end("cancelled", reason, now=body.now)
         else:
             self._admission.end_job(End(job=body.job, outcome="cancelled", reason=reason, now=body.now))
-        deadline_s = asyncio.get_running_loop().time() + CANCEL_TIMEOUT_S
-        while not job.ended:
-            if asyncio.get_running_loop().time() > deadline_s:
-                raise RequestFailed(f"job {body.job} has not ended within {CANCEL_TIMEOUT_S:.0f} s; try --now")
-            await job.news(CANCEL_TIMEOUT_S)
+        await self._await_end(job)
         if self._admission.revivals.waits(body.job):  # it was being laid down
             self._admission.cancel(body.job, reason)
 
+    async def _await_end(self, job: Job) -> None:
+        deadline_s = asyncio.get_running_loop().time() + CANCEL_TIMEOUT_S
+        while not job.ended:
+            if asyncio.get_running_loop().time() > deadline_s:
+                raise RequestFailed(f"job {job.spec.job} has not ended within {CANCEL_TIMEOUT_S:.0f} s; try --now")
+            await job.news(CANCEL_TIMEOUT_S)
+
     async def leave(self, id_: str) -> None:
         """A person takes this device out of a job. Raises RequestFailed where the others could not go on."""
-        session, job = self._registry.session(id_), self._registry.jobs.get(id_)
+        job = self._registry.jobs.get(id_)
+        if job is not None and job.lies_down and not job.ended:
+            await self._await_end(job)
+            job = self._registry.jobs.get(id_)
+        session = self._registry.session(id_)
         reason = f"{self._node.name} left it, the others went on"
         if session is None and job is not None and not job.ended and job.entry_mode is not EntryMode.FOUNDER:
             job.left = True
@@ -212,17 +219,21 @@ class JobQueries:
             raise RequestFailed(f"job {body.job} has ranks 0 to {len(summary.members) - 1}, not {body.rank}")
         owner = summary.members[body.rank]
         if owner.device == self._node.device:
-            job = self._registry.jobs.get(body.job)
             if (gone := expired(summary)) is not None:
                 raise RequestFailed(gone)
             folder = self._node.job_folder(body.job)
-            return await serve(body, self._node.blobs, folder, ended=lambda: job is None or job.ended)
+            return await serve(body, self._node.blobs, folder, ended=lambda: self._is_over(body.job))
         if not forward:
             raise RequestFailed(f"rank {body.rank} of job {body.job} ran on {owner.name}, not here")
         reply = await self._ask(owner, body, PEER_TIMEOUT_S + body.wait_s)
         if not isinstance(reply, Fetched):
             raise RequestFailed(f"{owner.name} answered a fetch with {type(reply).__name__}")
         return reply
+
+    def _is_over(self, id_: str) -> bool:
+        """Whether no log of it will grow here any more."""
+        job = self._registry.jobs.get(id_)
+        return (job is None or job.ended) and not self._admission.revivals.waits(id_)
 
     async def outputs(self, body: ListOutputs, *, forward: bool) -> Outputs:
         """Output files that lie here and (`forward`), after them, on the other members; and who did not answer."""

@@ -155,6 +155,8 @@ class JobRegistry:
         generations = session.passage.generations
         if generations is not None and not session.job.ended:
             generations.notice(device, body)
+            if isinstance(body, Where):
+                session.member_goes_on(device)
             if self._job_members() != self._members:
                 self._tell_members()  # somebody has joined
 

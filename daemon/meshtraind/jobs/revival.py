@@ -69,11 +69,13 @@ class Revivals:
         """Starts to begin them again, each as soon as enough of its devices are there."""
         tasks.spawn(self._run(beginner), "begin lost jobs again")
 
-    def add(self, job: str, file: JobFile) -> None:
-        """Puts a job on the list, if this device was in it, and tells the others that it has lost it."""
+    def add(self, job: str, file: JobFile, rests_until_s: float = float("-inf")) -> None:
+        """Puts a job on the list, if this device was in it, and tells the others that it has lost it. This device does
+        not begin it again before `rests_until_s`."""
         if file.generation is None or rank_of(file.generation, self._node.device) is None:
             return
-        self._machines[job] = Revival(self._node.member, file.generation, Timeouts(patience_s=self._node.patience_s))
+        timeouts = Timeouts(patience_s=self._node.patience_s)
+        self._machines[job] = Revival(self._node.member, file.generation, timeouts, rests_until_s)
         self._added.set()
         for member in file.generation.members:
             if member.device in self._node.links:
@@ -106,9 +108,13 @@ class Revivals:
 
     def link_made(self, device: str) -> None:
         """Tells a newly linked device of the jobs that both have lost."""
-        for job, machine in self._machines.items():
-            if rank_of(machine.entered, device) is not None:
-                self._tell(device, job)
+        for job in self._machines:
+            self.tell(device, job)
+
+    def tell(self, device: str, job: str) -> None:
+        """Tells a linked device that the job lies here, if both were in it."""
+        if job in self._machines and rank_of(self._machines[job].entered, device) is not None:
+            self._tell(device, job)
 
     def _tell(self, device: str, job: str) -> None:
         remains = Remains(job=job, generation=self._machines[job].entered)

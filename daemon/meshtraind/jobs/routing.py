@@ -84,7 +84,7 @@ class JobRouter:
                 job.advance(JobEvent.FAIL, reason)
         await asyncio.gather(*(session.close() for session in sessions))
         for session in sessions:
-            if session.job.ending and not session.job.ended:
+            if session.job.ending and not session.job.ended and not session.job.lies_down:
                 session.job.advance(JobEvent.STOPPED)
         await self._tasks.close()
 
@@ -137,6 +137,7 @@ class JobRouter:
         elif isinstance(body, Where):
             self.admission.left_behind(device, body)
         elif isinstance(body, AskIn) and not id_:
+            self.admission.revivals.tell(device, body.job)  # when it was told last it may have been about to ask
             self._tell_of_before(device, body.job)
 
     def _answer_remains(self, device: str, body: Remains) -> str | None:
@@ -156,10 +157,13 @@ class JobRouter:
 
     def _member_lies_down(self, session: JobSession, device: str, generation: Generation) -> None:
         """A member that is in the job in its incarnation of now has laid it down. (A daemon that was started again
-        tells of the generation that its former life was in: it is told where the others are.)"""
+        tells of the generation that its former life was in: it is told where the others are. Neither can take in a
+        device that asks.)"""
         link, rank = self._node.links.get(device), session.job.rank_of(device)
         lives = {(member.device, member.incarnation) for member in generation.live.values()}
-        if link is not None and rank is not None and (device, link.hello.incarnation) in lives:
+        if link is None or rank is None:
+            return
+        if session.passage.is_out or (device, link.hello.incarnation) in lives:
             session.member_lies_down(rank)
 
     def _tell_end_of_before(self, device: str, id_: str) -> None:

@@ -81,7 +81,8 @@ class JobSession:
         self._dropping_out = False  # after an internal error
         self._over: set[int] = set()  # ranks that say that the job has succeeded
         self._failed_elsewhere: dict[int, str] = {}  # ranks whose daemons have given the job up, and why
-        self._lying: set[int] = set()  # ranks whose daemons have laid it down
+        self._lying: set[int] = set()  # ranks whose daemons have laid it down, and not said since that they go on
+        self._looking = False  # whether others go on
         self._why_ended: str | None = None  # where it was this daemon that ended the learner
         self._learners = LearnerSupervisor(node, job, threads)
         self._barriers = Barriers(job, self._send)
@@ -271,13 +272,25 @@ class JobSession:
 
     def member_lies_down(self, rank: int) -> None:
         """Hears that a member has laid the job down: it brings nothing any more, and nobody takes this device in where
-        no other goes on."""
-        if self.job.ending or rank in self._lying:
+        no other goes on. Whoever does has a while to say so."""
+        if self.job.ending:
             return
-        self._lying.add(rank)
-        self.passage.goes(rank)
+        if rank not in self._lying:
+            self._lying.add(rank)
+            self.passage.goes(rank)
+        if not self._looking:
+            self._looking = True
+            self._tasks.spawn(self._look_for_others(), "hear whether others go on")
+
+    async def _look_for_others(self) -> None:
+        await asyncio.sleep(self._node.patience_s)
+        self._looking = False
         self._check_abandoned()
-        self._tasks.spawn(self._check_over_later(), "hear whether others go on")
+
+    def member_goes_on(self, device: str) -> None:
+        """Hears where a device is: it has not laid the job down, or has it again."""
+        if (rank := self.job.rank_of(device)) is not None:
+            self._lying.discard(rank)
 
     def member_reported(self) -> None:
         """Looks whether all are done, for a member has told how it stands."""

@@ -274,6 +274,9 @@ class Membership:
                     state.requests.wish(device, message.kind, now_s)
                     if message.kind == "leave" and not message.returns:
                         state.note_gone(device, state.links.incarnation(device))
+                elif state.entered is not None and goes and not message.returns:
+                    state.note_gone(device, state.links.incarnation(device))
+                    self._tell_where(device)  # no generation without it follows, of which it would hear
 
     def _on_propose(self, device: str, generation: Generation, now_s: float) -> None:
         state = self._state

@@ -413,7 +413,8 @@ class MembershipState:
             self.effects.append(NobodyLearns(generation, failed=self._committed.way == "failed"))
         self.send_members(Entered(job=self.job, generation=generation.hash64()))
         live = {member.device for member in generation.live.values()}
-        for device in sorted({member.device for member in generation.members} | self._told_where):
+        hear = {member.device for member in generation.members} | self._told_where
+        for device in sorted(hear if self.way != "lost" else ()):  # nobody is to come to what is being laid down
             if device not in live and device in self.links:
                 self.send_where(device)
         self.has_entered(self.rank, now_s)

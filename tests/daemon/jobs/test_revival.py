@@ -25,9 +25,9 @@ from meshtraind.storage.resume_file import NAME, JobFile, load_all
 from meshtraind.transport.connection import ConnectionEnded
 from meshwire.checkpoints.manifest import CheckpointName
 from meshwire.frames.header import Header, Kind
-from meshwire.jobs.lifecycle import JobEvent, JobRecord, JobState
+from meshwire.jobs.lifecycle import JobEvent, JobRecord, JobState, job_number
 from meshwire.message_base import Wire
-from meshwire.messages.generation import Where
+from meshwire.messages.generation import AskIn, Where
 from meshwire.messages.job import (
     AskCheckpoint,
     CheckpointFiles,
@@ -38,8 +38,10 @@ from meshwire.messages.job import (
     JobSpec,
     ListCheckpoints,
     Member,
+    Metrics,
     Offer,
     Prepare,
+    RankReport,
     Remains,
     ResumePoint,
 )
@@ -245,7 +247,10 @@ def run_sessions(daemon: Daemon) -> tuple[list[Any], list[int]]:
     def began(job: Job, generation: Generation, links: object) -> None:
         daemon._began(job, generation, links)
         job.take(generation)
-        sessions.append(SimpleNamespace(job=job, closed=asyncio.Event(), member_lies_down=lying.append, guests=()))
+        passage = SimpleNamespace(is_out=False)
+        session = SimpleNamespace(job=job, closed=asyncio.Event(), member_lies_down=lying.append, guests=())
+        session.passage = passage
+        sessions.append(session)
         daemon.jobs.registry._sessions[JOB] = sessions[-1]
 
     cast(Any, daemon.jobs.registry).start = began
@@ -304,8 +309,98 @@ async def test_a_job_that_is_cancelled_while_it_lies_down_does_not_begin_again(m
 
 
 @pytest.mark.asyncio
+async def test_who_leaves_a_job_while_it_lies_down_is_not_in_it_when_it_begins_again(mesh: list[Daemon]) -> None:
+    for daemon in mesh:
+        daemon.was_in()
+    come_up(mesh[:2])
+    (first, second) = (run_sessions(daemon)[0] for daemon in mesh[:2])
+    await until(lambda: first and second)
+    lie_down(mesh[1], second[0])
+    await asyncio.sleep(0)  # its files are being removed
+    assert not second[0].job.ended
+    await mesh[1].questions.leave(JOB)
+    assert mesh[1].state is JobState.CANCELLED
+    assert not mesh[1].waits
+    await until(lambda: not mesh[1].jobs.admission.may_return(JOB))
+    mesh[0].jobs.registry._sessions.clear()
+
+
+@pytest.mark.asyncio
+async def test_a_job_whose_scripts_are_killed_in_every_life_rests_ever_longer(mesh: list[Daemon]) -> None:
+    """J5, J3: memory that runs out does so again. Each life has a supervisor of its own, which knows of no other."""
+    for daemon in mesh:
+        daemon.was_in()
+    mesh[0].start()
+    rests: list[float] = []
+
+    def added(_job: str, _file: JobFile, rests_until_s: float) -> None:
+        rests.append(rests_until_s - asyncio.get_running_loop().time())
+
+    cast(Any, mesh[0].jobs.admission.revivals).add = added
+    point = ResumePoint(job=JOB, round=40, files=mesh[0].spec.files)
+    for rounds in (40, 50, 139, 139, 140, 40, 40):
+        spec = mesh[0].spec.model_copy(update={"resume": point})
+        job = Job(spec, MEMBERS, 0, mesh[0].folder, mesh[0].history, EntryMode.REVIVAL, 5.0, FIRST)
+        mesh[0].jobs.registry.add(job)
+        for event in (JobEvent.FILES_COMPLETE, JobEvent.START, JobEvent.LEARNER_STARTED):
+            job.advance(event)
+        job.report(RankReport(job=JOB, rank=1, state=JobState.RUNNING, metrics=Metrics(round=rounds)))
+        job.lies_down = True
+        closed = asyncio.Event()
+        closed.set()
+        await mesh[0].jobs.admission._lay_down(job, cast(Any, SimpleNamespace(closed=closed)))
+    assert [round(rest) for rest in rests] == [0, 1, 2, 4, 0, 0, 1]
+
+
+@pytest.mark.asyncio
+async def test_a_log_does_not_end_where_the_job_begins_again(mesh: list[Daemon]) -> None:
+    """Else who follows it would see nothing of what comes."""
+    for daemon in mesh:
+        daemon.was_in()
+    come_up(mesh[:2])
+    (first, second) = (run_sessions(daemon)[0] for daemon in mesh[:2])
+    await until(lambda: first and second)
+    fetch = Fetch(job=JOB, what="log", rank=0, offset_bytes=0, max_bytes=100, wait_s=0.1)
+    follows = mesh[0].jobs._tasks.spawn(mesh[0].questions.fetch(fetch, forward=True), "follow")
+    await asyncio.sleep(0)
+    lie_down(mesh[0], first[0])
+    assert not (await follows).end
+    assert mesh[0].waits
+    mesh[0].jobs.admission.give_up(JOB, "cancelled", "a person says so")
+    assert (await mesh[0].questions.fetch(fetch, forward=True)).end
+    mesh[1].jobs.registry._sessions.clear()
+
+
+@pytest.mark.asyncio
+async def test_a_daemon_that_is_stopped_while_a_job_lies_down_begins_it_again_later(mesh: list[Daemon]) -> None:
+    for daemon in mesh:
+        daemon.was_in()
+    come_up(mesh[:2])
+    (first, second) = (run_sessions(daemon)[0] for daemon in mesh[:2])
+    await until(lambda: first and second)
+    mesh[1].jobs.registry._sessions.clear()
+
+    async def false() -> bool:
+        return False
+
+    async def closes() -> None:
+        lie_down(mesh[0], first[0])
+
+    first[0].job.lies_down = True
+    first[0].leave = first[0].stays = false
+    first[0].end = lambda *_reason, **_now: None  # it is ending already
+    first[0].close = closes
+    await mesh[0].close()
+    mesh[0].links.clear()
+    mesh[0].start()
+    assert mesh[0].waits
+    assert mesh[0].state is JobState.LOST
+
+
+@pytest.mark.asyncio
 async def test_a_daemon_that_was_started_again_is_not_taken_for_one_that_lies_down(mesh: list[Daemon]) -> None:
-    """J5: what it tells of is what its former life was in; those that have the job go on with it."""
+    """J5: what it tells of is what its former life was in; those that have the job go on with it. A device that asks in
+    has nothing, and is taken in by neither: each would wait for the other."""
     for daemon in mesh:
         daemon.was_in()
     come_up(mesh[:2])
@@ -316,10 +411,31 @@ async def test_a_daemon_that_was_started_again_is_not_taken_for_one_that_lies_do
     mesh[0].links[mesh[1].device].hello.incarnation += 1
     assert mesh[0].jobs.notice(mesh[1].device, header, remains) is None
     assert heard == []
+    sessions[0].passage.is_out = True
+    assert mesh[0].jobs.notice(mesh[1].device, header, remains) is None
+    assert heard.pop() == 1
+    sessions[0].passage.is_out = False
     mesh[0].links[mesh[1].device].hello.incarnation -= 1
     assert mesh[0].jobs.notice(mesh[1].device, header, remains) is None
     assert heard == [1]
     mesh[0].jobs.registry._sessions.clear()
+
+
+@pytest.mark.asyncio
+async def test_who_asks_into_a_job_that_lies_here_is_told_so(mesh: list[Daemon]) -> None:
+    """J5: one comes back to a member that has just lain down. It was told before it had a session: each would wait for
+    the other."""
+    for daemon in mesh[:2]:
+        daemon.was_in()
+    mesh[0].start()
+    mesh[1].start()
+    mesh[1].jobs.admission.revivals.drop(JOB)  # it is on its way back, and nobody has told it that this is in vain
+    mesh[0].link(mesh[1])
+    heard: list[Wire] = []
+    mesh[0].links[mesh[1].device].connection = SimpleNamespace(notify=lambda body, **_: heard.append(body))
+    ask = AskIn(job=JOB, member=mesh[1].member, linked=())
+    mesh[0].jobs.notice(mesh[1].device, Header(kind=Kind.CONTROL, payload_bytes=0, job=job_number(JOB)), ask)
+    assert heard == [Remains(job=JOB, generation=FIRST)]
 
 
 @pytest.mark.asyncio

@@ -84,12 +84,14 @@ class Hearer:
         self._over: set[int] = set()
         self._failed_elsewhere: dict[int, str] = {}
         self._lying: set[int] = set()
+        self._looking = False
         members = tuple(SimpleNamespace(device=f"{rank + 1:064x}") for rank in range(4))
         self.job = SimpleNamespace(
             ending=False,
             rank=0,
             reports={},
             members=members,
+            rank_of=lambda device: [member.device for member in members].index(device),
             spec=SimpleNamespace(job=JOB),
             generation=SimpleNamespace(learning=learning) if learning else None,
             counted=learning,
@@ -120,6 +122,9 @@ class Hearer:
         JobSession._check_abandoned(cast(Any, self))
 
     async def _check_over_later(self) -> None:
+        pass
+
+    async def _look_for_others(self) -> None:
         pass
 
     def hears_of_no_base(self, rank: int) -> None:
@@ -157,15 +162,22 @@ def test_who_asks_in_ends_where_nobody_is_left_that_could_take_it_in() -> None:
 
 
 def test_who_asks_in_lies_down_with_those_that_have_no_base_any_more() -> None:
-    """J3, J5: it has nothing, and may have a checkpoint on its disk; unless one says that it goes on. A member goes on
-    without who has lain down."""
+    """J3, J5: it has nothing, and may have a checkpoint on its disk; unless one says in time that it goes on. A member
+    goes on without who has lain down."""
     asks = Hearer(learning=(), out=True)
-    asks.passage.generations.elsewhere = frozenset({f"{2:064x}", f"{3:064x}"})
     asks.hears_of_no_base(1)
+    assert asks.did == ["without 1"], "rank 2 was asked just now, and its answer is on its way"
+    asks.passage.generations.elsewhere = frozenset({f"{2:064x}", f"{3:064x}"})
+    asks._check_abandoned()
     assert asks.did == ["without 1"], "rank 2 goes on"
     del asks._node.links[f"{4:064x}"]  # whoever goes on elsewhere will say so when there is a link
     asks.hears_of_no_base(2)
-    assert asks.did == ["without 1", "without 2", "lies down"]
+    JobSession.member_goes_on(cast(Any, asks), f"{2:064x}")
+    asks._check_abandoned()
+    assert asks.did == ["without 1", "without 2"], "rank 1 has the job again"
+    asks.hears_of_no_base(1)
+    asks._check_abandoned()
+    assert asks.did == ["without 1", "without 2", "without 1", "lies down"]
     member = Hearer(learning=(0, 1))
     member.hears_of_no_base(1)
     member.hears_of_no_base(1)

@@ -261,6 +261,26 @@ def test_who_asks_in_asks_those_that_have_a_base() -> None:
     assert [device for device, _ in sent(three.handle(TimerDue(), 1.0), AskIn)] == [TWO]
 
 
+def test_who_leaves_from_outside_is_gone_and_told_where_the_others_are() -> None:
+    """J5: it has laid the job down, for it asked in and heard of nobody who goes on: no generation follows from that of
+    which it would hear. Nor has it a base that the others could wait for."""
+    one = machine(0, provisional(5, 0))
+    (one_told,) = sent(one.handle(MessageFrom(THREE, Wish(job=JOB, kind="leave")), 1.0), Where)
+    assert one_told[0] == THREE
+    assert (2, MEMBERS[2].incarnation) in one._state.gone(MEMBERS)
+    assert not one.handle(MessageFrom(TWO, Wish(job=JOB, kind="leave", returns=True)), 1.0)
+
+
+def test_nobody_comes_back_to_what_is_being_laid_down() -> None:
+    """J5: who has lain down before this member would ask in where nobody is any more."""
+    for way, hears in (("lost", False), ("on", True)):
+        two, without = machine(1), following(2, 0, ranks=(0, 1), learning=())
+        two.handle(MessageFrom(ONE, Propose(generation=without)), 1.0)
+        two.handle(LOADS, 1.0)
+        effects = two.handle(MessageFrom(ONE, enter_of(without, way=way, complete=((0, 4), (1, 4)))), 1.1)
+        assert [device for device, _ in sent(effects, Where)] == ([THREE] if hears else [])
+
+
 def proposes_alone(gone: bool) -> tuple[Membership, Generation, list[Effect]]:
     """peer0 and peer1 load, and know nothing of peer2 but perhaps that it is gone; peer0 proposes, and all promise."""
     one = machine(0)

@@ -213,6 +213,16 @@ def test_the_next_rank_proposes_where_the_first_does_not() -> None:
     assert generation.proposer == MEMBERS[1].device
 
 
+def test_a_job_that_comes_no_further_rests_before_it_begins_again() -> None:
+    """J5, J3: also where all are there, and the next rank as much later as ever."""
+    three = after(4, 0, 1, 2)
+    for mine, due_s in ((0, 30.0), (1, 90.0)):
+        machine = Revival(restarted(mine), three, Timeouts(patience_s=PATIENCE_S), rests_until_s=30.0)
+        for rank in {0, 1, 2} - {mine}:
+            machine.told(restarted(rank), three, 0.0)
+        assert machine.deadline(0.0) == due_s
+
+
 def test_what_cannot_be_is_not_believed() -> None:
     """W1: numbers far above what is known, ranks that are none, another job, a list without the sender."""
     machine = Revival(restarted(0), FIRST, Timeouts())
