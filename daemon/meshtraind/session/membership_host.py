@@ -573,6 +573,8 @@ class MembershipHost(Generic[C]):
             self.begin_loading(generation, beginning)
         else:
             self._job.take(generation)
+            if self._without_learner:  # it was left out before, and the memory was given back
+                self._maker.new_memory()
             self._serve_next(None, None)
         self._begun = False
 
