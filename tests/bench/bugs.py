@@ -1457,6 +1457,14 @@ BUGS: tuple[Bug, ...] = (
         f"{DAEMON}/jobs/test_revival.py -k as_after_a_power_cut",
     ),
     Bug(
+        "what-was-given-up-keeps-a-lost-job-from-its-start",
+        "meshtraind.jobs.checkpoint_search",
+        "CheckpointSearch.bring",
+        "RequestFailed if wanted or unasked",
+        "RequestFailed if places or unasked",
+        f"{DAEMON}/jobs/test_revival.py -k nothing_was_saved",
+    ),
+    Bug(
         "a-daemon-stops-a-job-that-lies-down",
         "meshtraind.jobs.routing",
         "JobRouter.close",

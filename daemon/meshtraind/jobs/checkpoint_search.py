@@ -115,7 +115,7 @@ class CheckpointSearch:
         facts = [*notes, *unasked]
         if not wanted:
             facts.append(f"there are those after round {known}" if known else "none lies here or on a linked device")
-        kind = RequestFailed if places or unasked else NoCheckpointError
+        kind = RequestFailed if wanted or unasked else NoCheckpointError
         raise kind(f"no checkpoint of {what} can be used: " + "; ".join(facts))
 
     async def bring_files(self, spec: JobSpec, source: Connection | None) -> None:

@@ -215,9 +215,15 @@ async def test_a_majority_begins_the_job_again_under_its_id_from_the_checkpoint_
 
 
 @pytest.mark.asyncio
-async def test_a_job_of_which_nothing_was_saved_begins_from_its_start_when_all_are_there(mesh: list[Daemon]) -> None:
-    """J5: whoever is away may have a checkpoint, so it is waited for by name; what is lost is told."""
+@pytest.mark.parametrize("given_up", [False, True])
+async def test_a_job_of_which_nothing_was_saved_begins_from_its_start_when_all_are_there(
+    mesh: list[Daemon], given_up: bool
+) -> None:
+    """J5: whoever is away may have a checkpoint, so it is waited for by name; what is lost is told. One of a history
+    that was given up after a partition is none to go on from."""
     shutil.rmtree(mesh[1].folder / CHECKPOINTS)
+    if given_up:
+        written(mesh[1].folder, 60, mesh[1].spec, given_up=True)
     for daemon in mesh:
         daemon.was_in()
     come_up(mesh[:2])
