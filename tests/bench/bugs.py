@@ -98,7 +98,7 @@ BUGS: tuple[Bug, ...] = (
         "MemberHandler.notice",
         "if rounds.takes(header.generation):",
         "if True:",
-        f"{DAEMON}/rounds/test_crossing.py -k another_generation",
+        f"{DAEMON}/rounds/test_crossing.py -k report_moves",
     ),
     Bug(
         "timer-not-armed-again",
@@ -234,7 +234,7 @@ BUGS: tuple[Bug, ...] = (
         "MembershipDriver._fence",
         "self._give_up_catching_up()",
         "pass",
-        f"{SIM}/test_cluster.py -k needs_it",
+        f"{DAEMON}/session/test_generation_edges.py -k stops_catching_up",
     ),
     Bug(
         "learner-not-taken-in-when-all-have-entered",
@@ -276,7 +276,7 @@ BUGS: tuple[Bug, ...] = (
         "            await _fetch_together(rounds, reply.rounds[first : first + ROUNDS_AT_ONCE], source, job)",
         "range(len(reply.rounds)):\n"
         "            await _fetch_together(rounds, reply.rounds[first : first + 1], source, job)",
-        f"{SIM}/test_recovery.py -k settles_at_any_round_trip",
+        f"{DAEMON}/session/test_generation_edges.py -k on_their_way_together",
     ),
     Bug(
         "loss-not-told-by-who-is-taken-in-at-once",

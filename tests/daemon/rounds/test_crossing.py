@@ -145,15 +145,18 @@ async def test_what_is_said_in_another_generation_is_not_heard() -> None:
 
 @pytest.mark.asyncio
 async def test_a_report_moves_the_commit_where_no_frames_do() -> None:
-    """G5: the others' learners rest, and their last frames were of before they held the round."""
+    """G5: the others' learners rest, and their last frames were of before they held the round. Not one of another
+    generation, where the same number may be another round's."""
     async with Desk(2, "ssp:2") as desk:
         side = member_side(desk)
         desk.compute(1)
         told_by_rank_1(desk)
         assert (desk.rounds.complete, desk.rounds.committed) == (1, 0)
-        complete = Header(kind=Kind.CONTROL, payload_bytes=0, generation=desk.generation.hash64(), complete=1)
-        assert side.notice(1, complete, RankReport(job=JOB, rank=1, state="running")) is None
-        assert desk.rounds.committed == 1
+        of_now, report = desk.generation.hash64(), RankReport(job=JOB, rank=1, state="running")
+        for generation, committed in ((of_now ^ 1, 0), (of_now, 1)):
+            complete = Header(kind=Kind.CONTROL, payload_bytes=0, generation=generation, complete=1)
+            assert side.notice(1, complete, report) is None
+            assert desk.rounds.committed == committed
 
 
 def test_every_report_says_how_many_rounds_are_complete() -> None:

@@ -35,7 +35,7 @@ from meshtraind.transport.connection import ConnectionEnded, RequestFailed
 from meshtraind.trust.learner_tokens import LearnerTokens
 from meshwire.codecs.registry import parse_codec
 from meshwire.jobs.lifecycle import JobEvent, JobState
-from meshwire.membership.effects import CatchUpFrom, Effect, EnterGeneration, HistoryLeft
+from meshwire.membership.effects import CatchUpFrom, Effect, EnterGeneration, Fence, HistoryLeft
 from meshwire.membership.inputs import CannotCatchUp, CaughtUpToCut, Input, PeerGone, ViolationSeen, WasAway
 from meshwire.memory_layout import footprint
 from meshwire.message_base import Wire
@@ -45,13 +45,16 @@ from meshwire.messages.generation import (
     CatchUp,
     CaughtUp,
     Enter,
+    FetchRound,
+    Holding,
     Model,
     PathStep,
     SavedState,
     ServedRound,
+    Standing,
     Where,
 )
-from meshwire.messages.job import BarrierReached, BaseHash, BlobRef, Generation, GivenUp
+from meshwire.messages.job import BarrierReached, BaseHash, BlobRef, Fetched, Generation, GivenUp
 from meshwire.messages.learner import BarrierPassed, LearnerBarrier, LearnerState, StateTask
 from meshwire.messages.rounds import Bind, Call, Seal
 from meshwire.model.plan import plan_buckets
@@ -650,6 +653,41 @@ async def test_rounds_of_another_history_do_not_make_a_member_enter(right: bool)
 
 
 @pytest.mark.asyncio
+async def test_rounds_that_are_lacking_are_on_their_way_together() -> None:
+    """All others stand still meanwhile: one after the other each would cost them a round trip."""
+    rounds = SimpleNamespace(complete=2)
+    asked: list[int] = []
+    at_once: list[int] = []
+
+    def take(served: ServedRound) -> None:
+        at_once.append(len(asked))
+        rounds.complete = served.round
+
+    class Source:
+        async def request(self, body: Wire, **_options: object) -> Wire:
+            if isinstance(body, CatchUp):
+                return CaughtUp(rounds=tuple(served(round_) for round_ in (3, 4, 5)))
+            assert isinstance(body, FetchRound)
+            asked.append(body.round)
+            await turns()
+            return Fetched(data=bytes(4), total_bytes=4, end=True)
+
+    def served(round_: int) -> ServedRound:
+        return ServedRound(
+            round=round_, void=False, reason="", binds=(), poisons=(), used=b"", integers=(), squared_norm=0.0,
+            chain=chain_of(round_), poisoned=b"", size_bytes=4,
+        )  # fmt: skip
+
+    standing = SimpleNamespace(chains=(chain_of(5),))
+    rounds.crossing = SimpleNamespace(
+        take_served=take, standing=lambda: standing, place_for=lambda _served: memoryview(bytearray(4))
+    )
+    cut = catch_up(reload=False).enter.model_copy(update={"chain": chain_of(5)})
+    await fetch_rounds(cast(Any, rounds), cast(Any, Source()), JOB, cut)
+    assert (rounds.complete, asked, at_once) == (5, [3, 4, 5], [3, 3, 3])
+
+
+@pytest.mark.asyncio
 async def test_who_is_left_out_stops_catching_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """What still came would have gone into rounds that are closed, or begun a generation that is over."""
     goes_on = asyncio.Event()
@@ -668,6 +706,29 @@ async def test_who_is_left_out_stops_catching_up(monkeypatch: pytest.MonkeyPatch
     goes_on.set()
     await turns()
     assert not begun
+    assert not machine.answers
+    await tasks.close()
+
+
+@pytest.mark.asyncio
+async def test_who_promises_another_generation_stops_catching_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """G2, G5: what it had asked for would come after its promise, and tell the machine of a cut that is over."""
+    goes_on = asyncio.Event()
+
+    async def fetch(*_args: object) -> None:
+        await goes_on.wait()
+
+    monkeypatch.setattr(generations_module, "fetch_rounds", fetch)
+    standing = Standing(generation=None, number=0, complete=0, chains=(), samples=0, linked=())
+    crossing = SimpleNamespace(fence=lambda: None, standing=lambda: standing)
+    host = SimpleNamespace(rounds=object(), crossing=crossing, holding=Holding)
+    shell, machine, tasks = generations(host, {"b": SimpleNamespace(connection=None)})
+    effect = catch_up(reload=False)
+    shell._perform([effect])
+    await turns()
+    shell._perform([Fence(effect.generation)])
+    goes_on.set()
+    await turns()
     assert not machine.answers
     await tasks.close()
 
