@@ -71,6 +71,12 @@ class Timeouts:
         return 6 * self.patience_s
 
     @property
+    def missed_s(self) -> float:
+        """6 patience: who alone has the base and falls silent has so long to come back, before all others go back to a
+        checkpoint."""
+        return 6 * self.patience_s
+
+    @property
     def doubt_s(self) -> float:
         """2 patience: who was away itself leaves its history for no other before. What it hears may have lain in its
         socket, and of a sender that was lost since; until then a link that stays silent is closed."""
@@ -111,6 +117,7 @@ class Timeouts:
             "a part that is not entitled goes on": self.provisional_s,
             "a laptop that was away goes on": self.back_s,
             "who may have the model is waited for": BASE_S,
+            "the same, where there is a checkpoint": self.missed_s,
             "who sends nothing is left out": self.stall_s,
             "a device asks in again, at most": ASK_S_MAX,
         }

@@ -106,17 +106,23 @@ def keep(standings: Mapping[int, Standing], proposer: int) -> KeptHistory:
 
 
 def enter_message(
-    generation: Generation, standings: Mapping[int, Standing], proposer: int, *, awaited: bool = True
+    generation: Generation,
+    standings: Mapping[int, Standing],
+    proposer: int,
+    *,
+    awaited: bool = True,
+    missed: bool = False,
 ) -> Enter:
     """What all members are told once all have promised. Whoever reloads counts as holding the cut.
 
     Args:
         awaited: somebody who is not here may have the base.
+        missed: such a one may come back soon, and is worth more than a checkpoint.
     """
     kept = keep(standings, proposer)
     begun = not at_beginning(standings, kept.cut)
     way = way_on(standings, kept.cut, kept.reload)
-    if way.way == "back" and generation.provisional and begun:
+    if way.way == "back" and begun and (generation.provisional or missed):
         way = WayOn("wait")  # somebody who is silent may have the base, with all that was committed
     if way.way == "wait" and not (begun and awaited):
         # Nobody has what these lack. (Before the job has begun nobody who is elsewhere has it either.) Where it was

@@ -158,8 +158,8 @@ class Proposer:
             return None
         self.proposal = None  # it is not withdrawn: from now on somebody may enter it
         self.forget()
-        awaited = self._waits_for_base(now_s)
-        return enter_message(proposal.generation, proposal.standings, state.rank, awaited=awaited)
+        awaited, missed = self._waits_for_base(now_s), self._misses_base(now_s)
+        return enter_message(proposal.generation, proposal.standings, state.rank, awaited=awaited, missed=missed)
 
     # What speaks for another generation.
 
@@ -306,8 +306,11 @@ class Proposer:
             if state.until_s is not None and self._reached(state.until_s, now_s):
                 reasons.append("this device has not caught up in time")
             return reasons
-        if state.phase is MembershipPhase.RUNNING and state.way == "wait" and not self._waits_for_base(now_s):
-            reasons.append("nobody is left who may have the model")
+        if state.phase is MembershipPhase.RUNNING and state.way == "wait":
+            if not self._waits_for_base(now_s):
+                reasons.append("nobody is left who may have the model")
+            elif state.holding.saved is not None and not state.change.provisional and not self._misses_base(now_s):
+                reasons.append(f"{_names(state.may_have_base)} did not come back with the model in time")
         for kind, text in WISHES.items():
             among = {*everyone.ranks} - absent
             if ranks := state.ready(among) if kind == "learn" else state.requests.wishing(kind, state.change):
@@ -445,6 +448,12 @@ class Proposer:
         state = self._state
         since_s = now_s if self._baseless_since_s is None else self._baseless_since_s
         return bool(state.may_have_base) and not self._reached(since_s + BASE_S, now_s)
+
+    def _misses_base(self, now_s: float) -> bool:
+        """Nobody here has had the base for a short while only: may somebody who is away come back with it?"""
+        state = self._state
+        since_s = now_s if self._baseless_since_s is None else self._baseless_since_s
+        return bool(state.may_have_base) and not self._reached(since_s + state.timeouts.missed_s, now_s)
 
     def _base_elsewhere(self, now_s: float) -> Where | None:
         """Where the model is, if nobody here has it and this device could join others that do."""

@@ -69,6 +69,7 @@ class MembershipState:
         # G9, at the job's beginning: whose learners are to begin together
         self.awaited: tuple[int, ...] = () if generation is None or generation.learning else generation.ranks
         self.way = "on"  # as in the `Enter` of the generation entered
+        self._went_on = generation  # the newest one entered that was not entered to wait for who has the base
         self.until_s: float | None = None  # the deadline of the present phase
         self.unseen = set() if generation is None else {member.device for member in generation.live.values()}
         self.effects: list[Effect] = []
@@ -145,14 +146,16 @@ class MembershipState:
         """The best history of which somebody who is linked has the base, where nobody has that of the own one.
 
         Not one of an older root while a state of the own one is saved here: that may bring back what was committed
-        since. One of the same root has that, and those that are here may never be entitled to go back without it.
+        since, unless rounds went on last in that very generation. One of the same root has that, and those that are
+        here may never be entitled to go back without it.
         """
         entered, held = self.entered, self.holding
         if entered is None or self.based:
             return None
         where = self.rejoin.based(entered)
         saved = held.state is not None or held.saved is not None
-        return None if where is not None and saved and where.generation.root < entered.root else where
+        lacks = where is not None and where.generation.root < entered.root and where.generation != self._went_on
+        return None if saved and lacks else where
 
     @property
     def may_have_base(self) -> list[Member]:
@@ -401,6 +404,8 @@ class MembershipState:
         """All rounds up to the cut are here. Receiving is on before the others hear of it."""
         generation = self.entered = self.change
         self.way, self.awaited = self._committed.way, self._committed.awaited
+        if self.way != "wait":
+            self._went_on = generation
         if self.awaited and not self._committed.given:
             self.own_request.unready()  # it starts from no state that is given from now on, unless it is the giver
         self._gone -= {(member.device, member.incarnation) for member in generation.live.values()}

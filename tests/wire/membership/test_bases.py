@@ -4,7 +4,14 @@ from collections.abc import Callable
 
 import pytest
 
-from meshwire.membership.effects import Effect, EnterGeneration, Fence, HistoryLeft, MembershipPhase, NobodyLearns
+from meshwire.membership.effects import (
+    Effect,
+    EnterGeneration,
+    Fence,
+    HistoryLeft,
+    MembershipPhase,
+    NobodyLearns,
+)
 from meshwire.membership.inputs import (
     CaughtUpToCut,
     LinkDown,
@@ -18,7 +25,7 @@ from meshwire.membership.inputs import (
 )
 from meshwire.membership.machine import Membership
 from meshwire.membership.quorum import electorate_of
-from meshwire.messages.generation import AskIn, Entered, Holding, Promised, Propose, Refused, Where, Wish
+from meshwire.messages.generation import AskIn, Enter, Entered, Holding, Promised, Propose, Refused, Where, Wish
 from meshwire.messages.job import Generation
 from meshwire.timeouts import BASE_S
 from tests.wire.membership.test_membership import (
@@ -281,10 +288,10 @@ def test_nobody_comes_back_to_what_is_being_laid_down() -> None:
         assert [device for device, _ in sent(effects, Where)] == ([THREE] if hears else [])
 
 
-def proposes_alone(gone: bool) -> tuple[Membership, Generation, list[Effect]]:
+def proposes_alone(gone: bool, held: Holding | None = None) -> tuple[Membership, Generation, list[Effect]]:
     """peer0 and peer1 load, and know nothing of peer2 but perhaps that it is gone; peer0 proposes, and all promise."""
-    one = machine(0)
-    one.handle(Holding(loads_after=4), 0.0)
+    one, held = machine(0), held or Holding(loads_after=4)
+    one.handle(held, 0.0)
     one.handle(LinkDown(THREE, "closed"), 1.0)
     if gone:
         one.handle(PeerGone(THREE, MEMBERS[2].incarnation), 1.0)
@@ -292,9 +299,20 @@ def proposes_alone(gone: bool) -> tuple[Membership, Generation, list[Effect]]:
     one.handle(MessageFrom(TWO, Wish(job=JOB, kind="rest")), 1.0)
     effects = one.handle(TimerDue(), 1.0 + TIMEOUTS.relink_grace_s)
     proposed = next(effect.generation for effect in effects if isinstance(effect, Fence))
-    one.handle(LOADS, 1.5)
-    effects = one.handle(MessageFrom(TWO, promise_of(proposed, 1, holding=Holding(loads_after=4))), 1.5)
+    one.handle(HELD.model_copy(update={"holding": held}), 1.5)
+    effects = one.handle(MessageFrom(TWO, promise_of(proposed, 1, holding=held)), 1.5)
     return one, proposed, effects + one.handle(MessageFrom(TWO, Entered(job=JOB, generation=proposed.hash64())), 1.5)
+
+
+def promised_again(
+    one: Membership, entered: Generation, proposed: Generation, held: Holding, at_s: float
+) -> list[Effect]:
+    """Both that are here promise the generation that peer0 proposes next."""
+    one.handle(HELD.model_copy(update={"holding": held}), at_s)
+    votes = electorate_of(entered, entered=True)
+    promise = promise_of(proposed, 1, holding=held, number=2, history=votes, votes=(votes,))
+    standing = promise.standing.model_copy(update={"generation": entered.hash64()})
+    return one.handle(MessageFrom(TWO, promise.model_copy(update={"standing": standing})), at_s)
 
 
 @pytest.mark.parametrize("how", ["gone", "known to be gone later", "silent for a day"])
@@ -314,12 +332,41 @@ def test_no_job_ends_while_somebody_may_have_the_model(how: str) -> None:
     else:
         effects = one.handle(PeerGone(THREE, MEMBERS[2].incarnation), at_s)
     ((_, again),) = sent(effects, Propose)
-    one.handle(LOADS, at_s)
-    votes = electorate_of(proposed, entered=True)
-    promise = promise_of(again.generation, 1, holding=Holding(loads_after=4), number=2, history=votes, votes=(votes,))
-    standing = promise.standing.model_copy(update={"generation": proposed.hash64()})
-    promise = promise.model_copy(update={"standing": standing})
-    assert NobodyLearns(again.generation, failed=False) in one.handle(MessageFrom(TWO, promise), at_s)
+    effects = promised_again(one, proposed, again.generation, LOADS.holding, at_s)
+    assert NobodyLearns(again.generation, failed=False) in effects
+
+
+SAVED = Holding(loads_after=4, saved=(2, b"b" * 16))
+
+
+def ways(effects: list[Effect]) -> list[str]:
+    """How those go on that this member has told to enter."""
+    return [message.way for _, message in sent(effects, Enter)]
+
+
+@pytest.mark.parametrize("how", ["gone", "silent"])
+def test_nobody_goes_back_to_a_checkpoint_while_who_has_the_base_may_be_away_for_a_moment(how: str) -> None:
+    """J3: a hiccup of the WiFi must not cost all rounds since the checkpoint. But who has ended has no base."""
+    one, proposed, effects = proposes_alone(how == "gone", SAVED)
+    assert ways(effects) == ["back" if how == "gone" else "wait"]
+    if how == "gone":
+        return
+    assert one.phase is MembershipPhase.RUNNING
+    assert one.waiting() == "peer2, who may have the model: nobody who is here does"
+    at_s = one.deadline() or 0.0
+    assert at_s == 1.5 + TIMEOUTS.missed_s, "nobody who is here has had the base since then"
+    ((_, again),) = sent(one.handle(TimerDue(), at_s), Propose)
+    assert ways(promised_again(one, proposed, again.generation, SAVED, at_s)) == ["back"]
+
+
+def test_those_that_have_a_checkpoint_join_who_comes_back_with_the_base_of_their_last_rounds() -> None:
+    """G4, J3: it is of an older root, but nothing was committed since."""
+    one, proposed, _ = proposes_alone(False, SAVED)
+    one.handle(LinkUp(THREE, MEMBERS[2].incarnation), 8.0)
+    effects = one.handle(MessageFrom(THREE, where(FIRST, based=True)), 8.1)
+    effects += one.handle(TimerDue(), 8.1 + TIMEOUTS.yield_s)
+    assert proposed.root > FIRST.root
+    assert [kept.generation for kept in left_for(effects) if kept is not None] == [FIRST]
 
 
 def test_who_has_loaded_the_base_goes_on_without_those_that_compute() -> None:
