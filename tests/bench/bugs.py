@@ -528,6 +528,22 @@ BUGS: tuple[Bug, ...] = (
         f"{WIRE}/membership/test_membership.py -k who_waits_joins",
     ),
     Bug(
+        "who-asks-in-is-still-followed",
+        "meshwire.membership.machine",
+        "Membership._on_ask",
+        "self._proposer.forget_newer(device)",
+        "pass",
+        f"{WIRE}/membership/test_bases.py -k was_who_asks_in",
+    ),
+    Bug(
+        "who-asks-in-is-still-apart",
+        "meshwire.membership.machine",
+        "Membership._on_ask",
+        "self._proposer.note_apart(device, None)",
+        "pass",
+        f"{WIRE}/membership/test_bases.py -k was_who_asks_in",
+    ),
+    Bug(
         "sleeper-goes-on-provisionally-at-once",
         "meshwire.membership.proposer",
         "Proposer._provisional_at_s",

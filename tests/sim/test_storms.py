@@ -36,6 +36,7 @@ FOUND = {  # what these schedules have shown
     20621: "a laptop was to tell again what another, which had gone back to a checkpoint, had told",
     9180: "a laptop that had lost its model waited for ever beside others of its root, for it had a checkpoint",
     9695: "a laptop left its history as it woke up, for one whose model was lost while it slept",
+    40177: "a laptop left its history for that of another, which was in it no more",
 }
 
 

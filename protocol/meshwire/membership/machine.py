@@ -385,6 +385,8 @@ class Membership:
             state.accuse(device, device)  # it may have been started again, and not know
         elif state.entered is not None:
             state.rejoin.forget(device)  # where it was before
+            self._proposer.note_apart(device, None)
+            self._proposer.forget_newer(device)
             self._tell_where(device)
             state.requests.ask(ask, now_s)
 

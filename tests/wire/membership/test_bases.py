@@ -168,6 +168,18 @@ def test_no_wait_runs_out_while_a_machine_sleeps(prepare: Callable[[], tuple[Mem
     assert left_for(sleeps.handle(TimerDue(), 1000.0 + TIMEOUTS.doubt_s)) == [kept]
 
 
+@pytest.mark.parametrize(("prepare", "asker"), [(leaves_for_newer, 0), (leaves_for_apart, 1), (leaves_for_a_base, 2)])
+def test_nobody_leaves_for_where_somebody_was_who_asks_in(
+    prepare: Callable[[], tuple[Membership, Where]], asker: int
+) -> None:
+    """G4: it is in no generation any more, and its own history was all that it knew of."""
+    keeps, _ = prepare()
+    asks = MEMBERS[asker]
+    keeps.handle(MessageFrom(asks.device, AskIn(job=JOB, member=asks, linked=(keeps._state.me.device,))), 10.0)
+    effects = keeps.handle(TimerDue(), 10.0 + TIMEOUTS.doubt_s) + keeps.handle(TimerDue(), 10.0 + TIMEOUTS.back_s)
+    assert HistoryLeft not in kinds(effects)
+
+
 def test_who_asks_in_has_no_base_any_more() -> None:
     """Where it said it was counts no more: each would leave its history for the other's."""
     two = loading()
