@@ -44,8 +44,8 @@ MIB = 1024.0 * 1024.0
 
 BOUNDS: Mapping[str, Bound] = {
     # One process: a kill begins another series. A peer that kept 1.7 kB a round grew by 60 MiB an hour. Each codec's
-    # first job loads and lays out what it needs, 5 to 15 MiB in all: the first turn of all of them is not looked at, and
-    # no line is fitted through less than another one, for they differ in what they hold.
+    # first job loads and lays out what it needs, 5 to 15 MiB in all: the first turn of all of them is not looked at,
+    # and no line is fitted through less than another one, for they differ in what they hold.
     "memory": Bound(step=8 * MIB, per_hour=16 * MIB, warm_up_s=660.0, least_s=720.0, unit="bytes"),
     "descriptors": Bound(step=8, per_hour=4, warm_up_s=90.0, least_s=240.0, unit="descriptors"),
     "threads": Bound(step=6, per_hour=2, warm_up_s=90.0, least_s=240.0, unit="threads"),

@@ -178,6 +178,8 @@ class LearnerSupervisor:
         """Ends the process now; another may be started."""
         learner = await self._started()
         if learner is not None:
+            if learner.running:
+                self.failed = False  # it is this daemon that ends it
             await learner.stop(now=True)
 
     async def stop(self, *, now: bool) -> None:

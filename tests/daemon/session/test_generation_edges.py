@@ -443,6 +443,21 @@ async def test_a_learner_is_let_in_while_it_runs_and_by_its_own_token_only(life:
     assert not tokens._jobs
 
 
+@pytest.mark.asyncio
+async def test_a_process_that_its_daemon_ends_has_not_failed(life: LearnerSupervisor) -> None:
+    """J3: but one that has ended by an error stays the last one when the next is to be started."""
+    life.failed = True
+    await life.kill()
+    assert life.failed, "none has run since"
+    assert await life.start(life.run, cast(Any, None))
+    await life.kill()
+    assert not life.failed
+    life.failed = True
+    await life.kill()
+    assert life.failed
+    await life.stop(now=True)
+
+
 async def begin(life: LearnerSupervisor) -> None:
     """As a session does whenever this device is taken in."""
     life.run += 1
