@@ -1585,6 +1585,14 @@ BUGS: tuple[Bug, ...] = (
         f"{DAEMON}/jobs/test_revival.py -k who_leaves_a_job_while",
     ),
     Bug(
+        "a-job-that-is-tried-again-is-shown-as-failed",
+        "meshtraind.jobs.queries",
+        "JobQueries._live",
+        "return self._past(summary) if tried else summary",
+        "return summary",
+        f"{DAEMON}/jobs/test_revival.py -k nobody_sees",
+    ),
+    Bug(
         "a-cancel-is-lost-while-the-job-lies-down",
         "meshtraind.jobs.queries",
         "JobQueries.cancel",

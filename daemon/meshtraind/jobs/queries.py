@@ -72,7 +72,7 @@ class JobQueries:
 
     def summaries(self, prefix: str) -> tuple[JobSummary, ...]:
         """Jobs known here, newest first."""
-        live = {id_: job.summary() for id_, job in self._registry.jobs.items() if id_.startswith(prefix)}
+        live = {id_: self._live(job) for id_, job in self._registry.jobs.items() if id_.startswith(prefix)}
         try:
             past = self._node.history.newest(id_prefix=prefix)
         except HistoryError as error:
@@ -87,6 +87,13 @@ class JobQueries:
         async with self._listing:
             await asyncio.sleep(0)
             return self.summaries(prefix)
+
+    def _live(self, job: Job) -> JobSummary:
+        """The summary of a job of this daemon's life. One that could not begin again here lies as before in a moment,
+        and is tried again; or the others begin it without this device, which returns to it."""
+        summary = job.summary()
+        tried = job.state in (JobState.FAILED, JobState.LOST) and self._admission.revivals.waits(job.spec.job)
+        return self._past(summary) if tried else summary
 
     def _past(self, summary: JobSummary) -> JobSummary:
         """The summary of a job that ended before this daemon was started. Others may be in the middle of it: if so they
@@ -121,7 +128,7 @@ class JobQueries:
         """What is known of a job: here and, for people but not for peers, on the linked devices."""
         job = self._registry.jobs.get(id_)
         if job is not None:
-            return job.summary()
+            return self._live(job)
         found = await self.find(id_) if ask_others else self.summaries(id_)
         if not found:
             where = " or on any linked device" if ask_others else ""

@@ -480,6 +480,26 @@ async def test_a_job_that_cannot_begin_lies_as_before_and_is_tried_again(mesh: l
 
 
 @pytest.mark.asyncio
+async def test_nobody_sees_a_job_fail_that_could_not_begin_again_this_time(mesh: list[Daemon]) -> None:
+    """J5: who watches it would take that for its end."""
+    mesh[0].was_in()
+    mesh[0].start()
+    admission, registry = mesh[0].jobs.admission, mesh[0].jobs.registry
+    left = admission._left[JOB]
+    job = Job(left.spec, left.members, 0, mesh[0].folder, mesh[0].history, EntryMode.REVIVAL, None, left.generation)
+    registry.add(job)
+    job.advance(JobEvent.FAIL, "its disk is full")
+    (shown,) = mesh[0].questions.summaries(JOB)
+    watched = await mesh[0].questions._summary(JOB)
+    assert (shown.state, shown.ended_at_s, shown.error) == (JobState.READY, None, None)
+    assert watched == shown
+    admission.revivals.drop(JOB)
+    (shown,) = mesh[0].questions.summaries(JOB)
+    assert shown.state == JobState.FAILED
+    registry.drop(job)
+
+
+@pytest.mark.asyncio
 async def test_a_job_that_was_cancelled_by_a_person_never_begins_again(mesh: list[Daemon]) -> None:
     """J5: neither where it is cancelled while it lies there, nor where another member knows of it."""
     for daemon in mesh:
