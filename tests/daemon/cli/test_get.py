@@ -18,6 +18,7 @@ from meshtraind.peers.node import Node
 from meshtraind.storage.fetch import list_outputs
 from meshtraind.transport.connection import ConnectionEnded
 from meshwire import limits
+from meshwire.jobs.lifecycle import JobState
 from meshwire.message_base import Wire
 from meshwire.messages.envelope import Envelope, Failure, Role, decode, encode
 from meshwire.messages.job import Fetch, Fetched, ListOutputs, OutputFile, Outputs
@@ -299,7 +300,8 @@ def questions(tmp_path: Path, replies: dict[str, Callable[[Wire], Wire] | Except
         links={one.device: link(replies[one.name]) for one in members if one.name in replies},
         job_folder=lambda _: tmp_path,
     )
-    board = SimpleNamespace(jobs={JOB: SimpleNamespace(summary=lambda: SimpleNamespace(members=members))})
+    job = SimpleNamespace(state=JobState.RUNNING, summary=lambda: SimpleNamespace(members=members))
+    board = SimpleNamespace(jobs={JOB: job})
     return JobQueries(cast(Node, node), cast(JobRegistry, board), cast(Admission, None))
 
 

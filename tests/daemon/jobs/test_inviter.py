@@ -296,6 +296,7 @@ def test_who_asks_into_a_job_that_succeeded_before_a_restart_hears_so(state: Job
     connection = SimpleNamespace(notify=lambda body, **_: told.append(body))
     links = {CLEO.device: link(CLEO, connection)}
     router = cast(Any, routed(SimpleNamespace(history=SimpleNamespace(find=find), links=links)))
+    router.admission.revivals = SimpleNamespace(tell=lambda _device, _job: None)  # it does not lie here
     router._of_generations(CLEO.device, SimpleNamespace(job=7), AskIn(job=JOB, member=CLEO, linked=()))
     assert [end.outcome for end in told] == (["succeeded"] if state is JobState.SUCCEEDED else [])
 

@@ -27,6 +27,7 @@ from meshtraind.storage.state_transfer import fetch_state, offer, store_state
 from meshtraind.transport.connection import Connection, ConnectionEnded, RequestFailed
 from meshwire import limits
 from meshwire.checkpoints.manifest import MANIFEST_FILE, CheckpointFacts, CheckpointName, GenerationRecord, unit_file
+from meshwire.jobs.lifecycle import JobState
 from meshwire.message_base import Wire
 from meshwire.messages.generation import DealState
 from meshwire.messages.job import Checkpoints, CheckpointSummary, Fetch, ListCheckpoints, Member
@@ -572,7 +573,8 @@ async def test_all_members_are_asked_and_who_is_away_is_named(store: CheckpointS
 
     links = {MEMBERS[1].device: SimpleNamespace(connection=SimpleNamespace(request=request))}
     node = SimpleNamespace(device=MEMBERS[0].device, links=links, job_folder=lambda _: tmp_path / "job")
-    board = SimpleNamespace(jobs={JOB: SimpleNamespace(summary=lambda: SimpleNamespace(members=MEMBERS))})
+    job = SimpleNamespace(state=JobState.RUNNING, summary=lambda: SimpleNamespace(members=MEMBERS))
+    board = SimpleNamespace(jobs={JOB: job})
     questions = JobQueries(cast(Node, node), cast(JobRegistry, board), cast(Admission, None))
     all_ = await questions.checkpoints(ListCheckpoints(job=JOB), forward=True)
     assert [(one.round, one.rank, one.wrong) for one in all_.checkpoints] == [(6, 1, None), (5, 0, None)]
