@@ -19,6 +19,7 @@ from meshtraind.transport.connection import RequestFailed
 from meshwire.frames.header import Header
 from meshwire.jobs.lifecycle import TERMINAL_STATES, JobEvent, JobState
 from meshwire.membership.effects import Message
+from meshwire.membership.proposal_checks import list_wrong
 from meshwire.message_base import Wire
 from meshwire.messages.generation import (
     Accuse,
@@ -150,6 +151,8 @@ class JobRouter:
         elif self.admission.revivals.waits(body.job):
             return self.admission.revivals.told(device, body)
         elif (session := self.registry.session(body.job)) is not None:
+            if wrong := list_wrong(body.generation):
+                return wrong
             self._member_lies_down(session, device, body.generation)
         elif job is None:
             self._tell_end_of_before(device, body.job)

@@ -424,6 +424,8 @@ async def test_a_daemon_that_was_started_again_is_not_taken_for_one_that_lies_do
     mesh[0].links[mesh[1].device].hello.incarnation -= 1
     assert mesh[0].jobs.notice(mesh[1].device, header, remains) is None
     assert heard == [1]
+    broken = remains.model_copy(update={"generation": remains.generation.model_copy(update={"ranks": (0, 1, 7)})})
+    assert "not those of its members" in (mesh[0].jobs.notice(mesh[1].device, header, broken) or "")
     mesh[0].jobs.registry._sessions.clear()
 
 
