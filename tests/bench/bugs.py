@@ -571,7 +571,7 @@ BUGS: tuple[Bug, ...] = (
         "nobody-goes-back-after-the-wait",
         "meshwire.membership.proposer",
         "Proposer._reasons",
-        "elif state.holding.saved is not None and not state.change.provisional and not self._misses_base(now_s):",
+        "elif state.holding.saved and not state.change.provisional and not self._hopes_for_base(missed_s, now_s):",
         "elif False:",
         f"{WIRE}/membership/test_bases.py -k away_for_a_moment",
     ),
@@ -1563,7 +1563,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "a-job-whose-scripts-are-killed-never-rests",
         "meshtraind.jobs.admission",
-        "Admission._rest_s",
+        "Admission._count_life",
         "return pause_s(self._laid_down[job.spec.job])",
         "return 0.0",
         f"{DAEMON}/jobs/test_revival.py -k rests_ever_longer",

@@ -181,6 +181,7 @@ class Admission:
                 await asyncio.to_thread(discard, *place)
 
     def _await_close(self, job: Job) -> None:
+        """Sees to it that a job which has just begun here can lie down when its session closes."""
         if (session := self._registry.session(job.spec.job)) is not None:
             self._tasks.spawn(self._lay_down(job, session), f"whether {job.spec.job} lies down")
 
@@ -194,11 +195,11 @@ class Admission:
         job.advance(JobEvent.LOSE, LAID_DOWN)
         self._registry.drop(job)
         self._left[id_] = job.file
-        self.revivals.add(id_, job.file, asyncio.get_running_loop().time() + self._rest_s(job))
+        self.revivals.add(id_, job.file, asyncio.get_running_loop().time() + self._count_life(job))
 
-    def _rest_s(self, job: Job) -> float:
-        """How long a job lies before it begins again: what has killed its scripts in each of its lives is likely to do
-        so in the next one, and a learner that is started again would wait (J3)."""
+    def _count_life(self, job: Job) -> float:
+        """Counts one more life of a job. Returns how many seconds it rests before the next: what has killed its scripts
+        in each of them is likely to do so again, and a learner that is started again would wait (J3)."""
         began = 0 if job.spec.resume is None else job.spec.resume.round
         before = self._laid_down.pop(job.spec.job, 0)
         self._laid_down[job.spec.job] = 0 if job.summary().rounds - began >= PROGRESS_ROUNDS else before + 1

@@ -77,9 +77,8 @@ class Revivals:
         timeouts = Timeouts(patience_s=self._node.patience_s)
         self._machines[job] = Revival(self._node.member, file.generation, timeouts, rests_until_s)
         self._added.set()
-        for member in file.generation.members:
-            if member.device in self._node.links:
-                self._tell(member.device, job)
+        for device in self._node.links:
+            self.tell(device, job)
 
     def waits(self, job: str) -> bool:
         """Whether the job is one of them."""
@@ -114,11 +113,8 @@ class Revivals:
     def tell(self, device: str, job: str) -> None:
         """Tells a linked device that the job lies here, if both were in it."""
         if job in self._machines and rank_of(self._machines[job].entered, device) is not None:
-            self._tell(device, job)
-
-    def _tell(self, device: str, job: str) -> None:
-        remains = Remains(job=job, generation=self._machines[job].entered)
-        self._node.links[device].connection.notify(remains, job=job_number(job))
+            remains = Remains(job=job, generation=self._machines[job].entered)
+            self._node.links[device].connection.notify(remains, job=job_number(job))
 
     def link_lost(self, device: str) -> None:
         """Counts no more on a device whose link has ended."""
@@ -139,7 +135,7 @@ class Revivals:
         news = not machine.counts(device)
         wrong = machine.told(member, body.generation, asyncio.get_running_loop().time())
         if news and wrong is None:  # when it was told last it may have had the job still
-            self._tell(device, body.job)
+            self.tell(device, body.job)
         return wrong
 
     async def _run(self, beginner: Beginner) -> None:

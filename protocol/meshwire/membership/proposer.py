@@ -158,7 +158,8 @@ class Proposer:
             return None
         self.proposal = None  # it is not withdrawn: from now on somebody may enter it
         self.forget()
-        awaited, missed = self._waits_for_base(now_s), self._misses_base(now_s)
+        awaited = self._hopes_for_base(BASE_S, now_s)
+        missed = self._hopes_for_base(state.timeouts.missed_s, now_s)
         return enter_message(proposal.generation, proposal.standings, state.rank, awaited=awaited, missed=missed)
 
     # What speaks for another generation.
@@ -307,9 +308,10 @@ class Proposer:
                 reasons.append("this device has not caught up in time")
             return reasons
         if state.phase is MembershipPhase.RUNNING and state.way == "wait":
-            if not self._waits_for_base(now_s):
+            missed_s = state.timeouts.missed_s
+            if not self._hopes_for_base(BASE_S, now_s):
                 reasons.append("nobody is left who may have the model")
-            elif state.holding.saved is not None and not state.change.provisional and not self._misses_base(now_s):
+            elif state.holding.saved and not state.change.provisional and not self._hopes_for_base(missed_s, now_s):
                 reasons.append(f"{_names(state.may_have_base)} did not come back with the model in time")
         for kind, text in WISHES.items():
             among = {*everyone.ranks} - absent
@@ -443,17 +445,10 @@ class Proposer:
         known = state.gone(roll.members)
         return any(_part(roll).get(r) != i and not is_gone(_part(roll), r, i, known) for r, i in counted.items())
 
-    def _waits_for_base(self, now_s: float) -> bool:
-        """Nobody here has the base: may somebody else, and is there time to wait?"""
-        state = self._state
+    def _hopes_for_base(self, wait_s: float, now_s: float) -> bool:
+        """Nobody here has the base: may somebody who is away come back with it, and is the wait for that not over?"""
         since_s = now_s if self._baseless_since_s is None else self._baseless_since_s
-        return bool(state.may_have_base) and not self._reached(since_s + BASE_S, now_s)
-
-    def _misses_base(self, now_s: float) -> bool:
-        """Nobody here has had the base for a short while only: may somebody who is away come back with it?"""
-        state = self._state
-        since_s = now_s if self._baseless_since_s is None else self._baseless_since_s
-        return bool(state.may_have_base) and not self._reached(since_s + state.timeouts.missed_s, now_s)
+        return bool(self._state.may_have_base) and not self._reached(since_s + wait_s, now_s)
 
     def _base_elsewhere(self, now_s: float) -> Where | None:
         """Where the model is, if nobody here has it and this device could join others that do."""

@@ -263,6 +263,16 @@ def run_sessions(daemon: Daemon) -> tuple[list[Any], list[int]]:
     return sessions, lying
 
 
+async def begin_on_two(mesh: list[Daemon]) -> tuple[list[Any], list[Any]]:
+    """All have lost the job, and two of them begin it again. Returns the sessions of each."""
+    for daemon in mesh:
+        daemon.was_in()
+    come_up(mesh[:2])
+    first, second = (run_sessions(daemon)[0] for daemon in mesh[:2])
+    await until(lambda: first and second)
+    return first, second
+
+
 def lie_down(daemon: Daemon, session: Any) -> None:
     session.job.lies_down = True
     del daemon.jobs.registry._sessions[JOB]
@@ -301,11 +311,7 @@ async def test_daemons_that_have_no_base_any_more_begin_the_job_again_as_after_a
 
 @pytest.mark.asyncio
 async def test_a_job_that_is_cancelled_while_it_lies_down_does_not_begin_again(mesh: list[Daemon]) -> None:
-    for daemon in mesh:
-        daemon.was_in()
-    come_up(mesh[:2])
-    (first, second) = (run_sessions(daemon)[0] for daemon in mesh[:2])
-    await until(lambda: first and second)
+    first, _ = await begin_on_two(mesh)
     first[0].job.lies_down = True
     first[0].end = lambda *_reason, **_now: lie_down(mesh[0], first[0])  # it was ending already
     await mesh[0].questions.cancel(Cancel(job=JOB, now=True), "n0", forward=True)
@@ -316,11 +322,7 @@ async def test_a_job_that_is_cancelled_while_it_lies_down_does_not_begin_again(m
 
 @pytest.mark.asyncio
 async def test_who_leaves_a_job_while_it_lies_down_is_not_in_it_when_it_begins_again(mesh: list[Daemon]) -> None:
-    for daemon in mesh:
-        daemon.was_in()
-    come_up(mesh[:2])
-    (first, second) = (run_sessions(daemon)[0] for daemon in mesh[:2])
-    await until(lambda: first and second)
+    _, second = await begin_on_two(mesh)
     lie_down(mesh[1], second[0])
     await asyncio.sleep(0)  # its files are being removed
     assert not second[0].job.ended
@@ -361,11 +363,7 @@ async def test_a_job_whose_scripts_are_killed_in_every_life_rests_ever_longer(me
 @pytest.mark.asyncio
 async def test_a_log_does_not_end_where_the_job_begins_again(mesh: list[Daemon]) -> None:
     """Else who follows it would see nothing of what comes."""
-    for daemon in mesh:
-        daemon.was_in()
-    come_up(mesh[:2])
-    (first, second) = (run_sessions(daemon)[0] for daemon in mesh[:2])
-    await until(lambda: first and second)
+    first, _ = await begin_on_two(mesh)
     fetch = Fetch(job=JOB, what="log", rank=0, offset_bytes=0, max_bytes=100, wait_s=0.1)
     follows = mesh[0].jobs._tasks.spawn(mesh[0].questions.fetch(fetch, forward=True), "follow")
     await asyncio.sleep(0)
@@ -379,11 +377,7 @@ async def test_a_log_does_not_end_where_the_job_begins_again(mesh: list[Daemon])
 
 @pytest.mark.asyncio
 async def test_a_daemon_that_is_stopped_while_a_job_lies_down_begins_it_again_later(mesh: list[Daemon]) -> None:
-    for daemon in mesh:
-        daemon.was_in()
-    come_up(mesh[:2])
-    (first, second) = (run_sessions(daemon)[0] for daemon in mesh[:2])
-    await until(lambda: first and second)
+    first, _ = await begin_on_two(mesh)
     mesh[1].jobs.registry._sessions.clear()
 
     async def false() -> bool:
