@@ -50,6 +50,7 @@ PROGRESS_INTERVAL_S = 0.5  # between two words on how far files are
 COMMIT_TIMEOUT_S = 60.0  # between a member's promise and the submitter's word
 RETURN_RETRY_S = 1.0
 EXPIRY_POLL_S = 0.1
+RETURNS = "a link to another member of the job: meshtraind was started again here"
 RETURNS_WITHIN_S = 30.0  # members that live are linked by then; until then a job that ran here is not called lost
 
 LAID_DOWN = "no device had its state any more; it begins again from what was saved"
@@ -94,6 +95,7 @@ class Admission:
         self._promised: dict[str, Generation] = {}
         self._repeated_s: dict[str, float] = {}  # when an offer that has not begun came last, on the loop's clock
         self._submissions: dict[str, ProgressWatcher] = {}  # on their way from here
+        self._returning: dict[str, str] = {}  # why this device has not returned yet to jobs that others go on with
         self._joining: set[str] = set()  # jobs whose files are on their way, or are deleted again
         self._called_off: dict[str, None] = {}  # ended before they were offered; oldest first
         self._laid_down: dict[str, int] = {}  # how often one after the other without progress; the newest last
@@ -126,9 +128,18 @@ class Admission:
             raise RequestFailed(f"job {job} does not lie here any more")
         return self._left[job].spec
 
-    def returns_soon(self, job: str) -> bool:
-        """Whether this daemon was just started, and may return to a job as soon as it has a link to a member."""
-        return self.may_return(job) and time.monotonic() < self._began_s + RETURNS_WITHIN_S
+    def comes_back(self, job: str) -> bool:
+        """Whether a job lies here to begin again, or others go on with it and this device tries to return."""
+        return self.revivals.waits(job) or job in self._returning
+
+    def waiting(self, job: str) -> str | None:
+        """What a job waits for that ran here before, for people; None where this device does not come back to it."""
+        if why_not := self._returning.get(job):
+            return f"a way back to the others, who go on (tried, and tries again: {why_not})"
+        if (waiting := self.revivals.waiting(job)) is not None:
+            return waiting
+        soon = self.may_return(job) and time.monotonic() < self._began_s + RETURNS_WITHIN_S
+        return RETURNS if soon or job in self._returning else None
 
     def is_under_way(self, job: str) -> bool:
         """Whether the job is about to begin here, or its files are being deleted again."""
@@ -173,9 +184,10 @@ class Admission:
         """Deletes what came for a job that has ended here before it began."""
         place = job.spec.job, job.folder, self._node.blobs
         match job.entry_mode:
-            case EntryMode.REJOIN:  # its results and checkpoints of before stay
+            case EntryMode.REJOIN if not job.left:  # it is over; its results and checkpoints stay
+                self._goes_on(job.spec.job)
                 await asyncio.to_thread(clean_up, *place, succeeded=False)
-            case EntryMode.REVIVAL:
+            case EntryMode.REJOIN | EntryMode.REVIVAL:
                 await self._put_back(job)
             case _:
                 await asyncio.to_thread(discard, *place)
@@ -208,7 +220,7 @@ class Admission:
         return pause_s(self._laid_down[job.spec.job])
 
     async def _put_back(self, job: Job) -> None:
-        """Puts a job that did not begin again back where it was, on the list of those that wait for their devices;
+        """Puts a job that did not begin again here back where it was, on the list of those that wait for their devices;
         unless somebody has ended it meanwhile."""
         id_ = job.spec.job
         await asyncio.to_thread(remove_inputs, job.folder)
@@ -219,8 +231,11 @@ class Admission:
             self._registry.drop(job)
             if before is not None:
                 self._record(before)
+            if job.entry_mode is EntryMode.REJOIN:
+                self._returning[id_] = job.error or ""
+                self.revivals.add(id_, self._left[id_])
         self._joining.discard(id_)
-        if id_ in self._where:
+        if id_ in self._where and id_ not in self._returning:
             self.left_behind(*self._where.pop(id_))
 
     def _record(self, record: JobRecord) -> None:
@@ -232,6 +247,7 @@ class Admission:
     async def _let_go(self, id_: str, *, succeeded: bool) -> None:
         """Forgets a job that lay here: this device neither returns to it nor begins it again."""
         self._left.pop(id_, None)
+        self._returning.pop(id_, None)
         self.revivals.drop(id_)
         folder = self._node.job_folder(id_)
         await asyncio.to_thread(forget, folder)
@@ -240,7 +256,7 @@ class Admission:
     def give_up(self, id_: str, outcome: Outcome, reason: str, *, left: bool = False) -> None:
         """Ends a job that lies here to begin again, because a person or a device that was in it says so. `left`: here
         alone."""
-        if not self.revivals.waits(id_) or id_ in self._registry.jobs:
+        if not self.comes_back(id_) or id_ in self._registry.jobs:
             return
         log.info("job %s: it does not begin again: %s", id_, reason)
         self.revivals.drop(id_)
@@ -399,7 +415,7 @@ class Admission:
                 await self._fetch_from_any(job, source_device, on_progress)
         except (BlobError, RequestFailed, ConnectionEnded, TimeoutError, OSError) as error:
             if not job.ended:
-                job.left = job.left or job.entry_mode is EntryMode.REVIVAL
+                job.left = job.left or job.entry_mode in (EntryMode.REJOIN, EntryMode.REVIVAL)  # tried again
                 job.advance(JobEvent.FAIL, str(error))
                 self._tell_progress(job, 0, 0, ready=False, error=str(error)[: limits.ERROR_CHARS_MAX])
         if job.ended:
@@ -419,8 +435,9 @@ class Admission:
         await Intake(job.spec, job.folder, self._node.blobs, source, on_progress, begins=begins).run()
 
     async def _fetch_from_any(self, job: Job, device: str, on_progress: OnFileProgress) -> None:
-        """Fetches the files for a device that comes to a job later, from any member: links may break, all members have
-        the files, and nobody waits for this one."""
+        """Fetches the files for a device that comes to a job later, from any member: links may break, most members have
+        the files, and nobody waits for this one. Raises RequestFailed where a member has none, and no other is there
+        that has."""
         loop = asyncio.get_running_loop()
         heard_s, heard_bytes = loop.time(), 0
 
@@ -432,13 +449,18 @@ class Admission:
 
         while True:
             others = [member.device for member in job.members if member.device != self._node.device]
+            failure: RequestFailed | None = None
             for source in sorted(others, key=lambda other: other != device):
                 try:
                     await self._fetch(job, source, heard)
                 except (ConnectionEnded, TimeoutError) as error:
                     log.debug("job %s: %s", job.spec.job, error)
+                except RequestFailed as error:
+                    failure = error
                 else:
                     return
+            if failure is not None:
+                raise failure
             if job.entry_mode is EntryMode.LATE_JOIN and loop.time() - heard_s > limits.JOIN_SILENCE_S_MAX:
                 raise RequestFailed(f"no member has sent its files for {limits.JOIN_SILENCE_S_MAX:.0f} s")
             await job.news(RETURN_RETRY_S)
@@ -539,8 +561,41 @@ class Admission:
         finally:
             self._joining.discard(job.spec.job)
         if job.state is JobState.READY:
+            self._goes_on(job.spec.job)
             await self._registry.come_back(job, device, where)
             self._await_close(job)
+
+    async def _return(self, job: Job, device: str, where: Where) -> None:
+        """Returns to a job. While its files have no room here, or nobody sends them, it lies as before, and this is
+        tried again."""
+        id_, tries = where.job, 1
+        try:
+            await self._come_later(job, device, where)
+            while id_ in self._left:  # else it goes on here, or is over
+                tries += 1
+                await asyncio.sleep(pause_s(tries))
+                device, where = self._where.pop(id_, (device, where))
+                if id_ not in self._left or self.is_under_way(id_):
+                    break  # it has ended, or begins again
+                await self._come_later(self._rejoin(self._left[id_], where), device, where)
+        finally:
+            self._returning.pop(id_, None)
+
+    def _rejoin(self, left: JobFile, where: Where) -> Job:
+        """The job, to be entered again."""
+        id_, rank = where.job, rank_of(where.generation, self._node.device)
+        assert rank is not None, "not listed"
+        log.info("job %s: it goes on without this device, which asks to be taken in again", id_)
+        try:
+            self._before[id_] = self._node.history.find(id_)
+        except HistoryError as error:
+            log.warning("job %s: what was known of it is lost: %s", id_, error)
+        self.revivals.drop(id_)
+        place = self._node.job_folder(id_), self._node.history
+        members = where.generation.members
+        job = Job(left.spec, members, rank, *place, EntryMode.REJOIN, left.started_at_s, left.generation)
+        self._registry.add(job)
+        return job
 
     def left_behind(self, device: str, where: Where) -> None:
         """A member tells of a job that ran here when this daemon stopped, or that others have finished with."""
@@ -553,7 +608,7 @@ class Admission:
             log.info("job %s: the others' history is older than what is here; they will come to this one", where.job)
             return
         job = self._registry.jobs.get(where.job)
-        if self.is_under_way(where.job):
+        if self.is_under_way(where.job) or where.job in self._returning:
             self._where[where.job] = device, where
             if (
                 job is not None
@@ -563,23 +618,8 @@ class Admission:
             ):
                 self.end_unstarted(job, JobEvent.FAIL, "others go on with it")
             return
-        self._goes_on(where.job)
-        log.info("job %s: it goes on without this device, which asks to be taken in again", where.job)
-        folder = self._node.job_folder(where.job)
-        job = Job(
-            *(
-                left.spec,
-                where.generation.members,
-                rank,
-                folder,
-                self._node.history,
-                EntryMode.REJOIN,
-                left.started_at_s,
-            ),
-            left.generation,
-        )
-        self._registry.add(job)
-        self._tasks.spawn(self._come_later(job, device, where), f"return to {where.job}")
+        self._returning[where.job] = ""
+        self._tasks.spawn(self._return(self._rejoin(left, where), device, where), f"return to {where.job}")
 
     def _goes_on(self, id_: str) -> None:
         """Forgets that the job lay here: it goes on with this device, or this device asks in."""

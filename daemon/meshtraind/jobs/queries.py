@@ -54,7 +54,6 @@ PEER_CANCEL_TIMEOUT_S = 60.0  # it saves a checkpoint before
 PEER_TIMEOUT_S = 10.0
 WATCH_INTERVAL_S = 1.0
 CHECKPOINTS_TIMEOUT_S = READ_TIMEOUT_S - 10.0  # less than a peer waits, which then learns why
-RETURNS = "a link to another member of the job: meshtraind was started again here"
 OUTPUT_FILE_OVERHEAD_BYTES = 64  # of one entry, besides its path
 
 
@@ -92,17 +91,16 @@ class JobQueries:
         """The summary of a job of this daemon's life. One that could not begin again here lies as before in a moment,
         and is tried again; or the others begin it without this device, which returns to it."""
         summary = job.summary()
-        tried = job.state in (JobState.FAILED, JobState.LOST) and self._admission.revivals.waits(job.spec.job)
+        tried = job.state in (JobState.FAILED, JobState.LOST) and self._admission.comes_back(job.spec.job)
         return self._past(summary) if tried else summary
 
     def _past(self, summary: JobSummary) -> JobSummary:
         """The summary of a job that ended before this daemon was started. Others may be in the middle of it: if so they
         tell as soon as there is a link, and before that nobody knows that it is lost."""
-        admission = self._admission
-        waiting = admission.revivals.waiting(summary.job)
-        if waiting is None and (summary.state != JobState.LOST or not admission.returns_soon(summary.job)):
+        waiting = self._admission.waiting(summary.job)
+        if waiting is None or (summary.state != JobState.LOST and not self._admission.comes_back(summary.job)):
             return summary
-        reason = RETURNS if waiting is None else waiting[: limits.ERROR_CHARS_MAX]
+        reason = waiting[: limits.ERROR_CHARS_MAX]
         returning = {"state": JobState.READY, "ended_at_s": None, "error": None, "waiting_for": reason}
         return summary.model_copy(update=returning)
 
@@ -191,7 +189,7 @@ class JobQueries:
             self._admission.end_unstarted(job, JobEvent.CANCEL, reason)
             await asyncio.to_thread(forget, job.folder)
             return
-        if job is None and self._admission.revivals.waits(id_):
+        if job is None and self._admission.comes_back(id_):
             self._admission.give_up(id_, "cancelled", f"{self._node.name} has left it", left=True)
             return
         if session is None:
@@ -240,7 +238,7 @@ class JobQueries:
     def _is_over(self, id_: str) -> bool:
         """Whether no log of it will grow here any more."""
         job = self._registry.jobs.get(id_)
-        return (job is None or job.ended) and not self._admission.revivals.waits(id_)
+        return (job is None or job.ended) and not self._admission.comes_back(id_)
 
     async def outputs(self, body: ListOutputs, *, forward: bool) -> Outputs:
         """Output files that lie here and (`forward`), after them, on the other members; and who did not answer."""

@@ -173,6 +173,11 @@ async def mesh(tmp_path: Path) -> AsyncIterator[list[Daemon]]:
             await daemon.close()
 
 
+def started(daemon: Daemon) -> Daemon:
+    daemon.start()
+    return daemon
+
+
 def come_up(daemons: Iterable[Daemon]) -> None:
     up: list[Daemon] = []
     for daemon in daemons:
@@ -596,6 +601,76 @@ async def test_others_that_go_on_are_joined_also_while_it_begins_again(mesh: lis
         lambda: JOB in mesh[0].jobs.registry.jobs and mesh[0].jobs.registry.jobs[JOB].entry_mode is EntryMode.REJOIN
     )
     assert not mesh[0].waits
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("left_in_order", [False, True])
+async def test_who_cannot_take_in_what_it_returns_to_lies_as_before_and_tries_again(
+    mesh: list[Daemon], left_in_order: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its disk may be full for a while: the others go on, hear no end from here, and it comes back when there is room.
+    A person sees why it does not, and no end of the job."""
+    monkeypatch.setattr("meshtraind.jobs.admission.pause_s", lambda _tries: 0.01)
+    late = mesh[2]
+    late.was_in(None if left_in_order else FIRST)
+    late.start()
+    late.link(started(mesh[0]))
+    admission, seen = late.jobs.admission, set[tuple[str, str]]()
+    heard: list[Wire] = []
+    late.links[mesh[0].device].connection.notify = lambda body, **_: heard.append(body)
+    admission.left_behind(mesh[0].device, Where(job=JOB, generation=FIRST, ancestors=(), samples=0))
+
+    def sees(text: str) -> bool:
+        (shown,) = late.questions.summaries(JOB)
+        assert shown.ended_at_s is None
+        seen.add((shown.state, shown.waiting_for or ""))
+        return any(text in why for _, why in seen)
+
+    await until(lambda: sees("tries again"), str(seen))
+    assert {state for state, _ in seen} <= {JobState.OFFERED, JobState.FETCHING, JobState.READY}
+    assert late.state in (JobState.LOST, JobState.OFFERED, JobState.FETCHING)
+    late.link(started(mesh[1]))  # which has the files
+    await until(lambda: JOB in late.jobs.registry.jobs and late.jobs.registry.jobs[JOB].state is JobState.STARTING)
+    assert late.jobs.registry.jobs[JOB].entry_mode is EntryMode.REJOIN
+    assert not admission.comes_back(JOB)
+    assert not admission.may_return(JOB)
+    assert not [body for body in heard if isinstance(body, End)]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("how", ["leaves", "is over", "stops"])
+async def test_who_cannot_return_yet_can_be_stopped(
+    mesh: list[Daemon], how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a person, by the end of the job, and by the end of its daemon, which returns after its next start."""
+    monkeypatch.setattr("meshtraind.jobs.admission.pause_s", lambda _tries: 0.2)
+    late = mesh[2]
+    late.was_in()
+    late.start()
+    late.link(started(mesh[0]))
+    admission = late.jobs.admission
+    admission.left_behind(mesh[0].device, Where(job=JOB, generation=FIRST, ancestors=(), samples=0))
+    await until(lambda: bool(admission._returning.get(JOB)) and JOB not in late.jobs.registry.jobs)
+    match how:
+        case "leaves":
+            await late.questions.leave(JOB)
+            assert late.state is JobState.CANCELLED
+        case "is over":
+            end = End(job=JOB, outcome="succeeded", reason="", now=False)
+            admission.ended_elsewhere(mesh[0].device, end)
+            assert late.state is JobState.SUCCEEDED
+        case "stops":
+            await late.close()
+            late.links.clear()
+            late.start()
+            assert late.waits
+            assert late.state is JobState.LOST
+            return
+    await until(partial(is_over, late))
+    assert not late.jobs.admission.comes_back(JOB)
+    await asyncio.sleep(0.3)
+    assert not late.began
+    assert JOB not in late.jobs.registry.jobs
 
 
 @pytest.mark.asyncio

@@ -14,7 +14,7 @@ import pytest
 from meshtraind.api.peer_handler import PeerHandler
 from meshtraind.jobs import admission
 from meshtraind.jobs.admission import Admission
-from meshtraind.jobs.queries import RETURNS, JobQueries
+from meshtraind.jobs.queries import JobQueries
 from meshtraind.runtime.data_folder import FORMAT
 from meshtraind.storage import job_record as jobs_here
 from meshtraind.storage.job_history import (
@@ -270,8 +270,7 @@ async def test_lists_that_peers_ask_for_leave_the_loop_to_others(history: JobHis
     """Sixty-four at once: a heartbeat, a round or a person's `status` goes between any two."""
     history.put(ended(1, 2.0))
     node: Any = SimpleNamespace(history=history)
-    nobody_waits = SimpleNamespace(waiting=lambda _job: None)
-    coming = SimpleNamespace(returns_soon=lambda _job: False, revivals=nobody_waits)
+    coming = SimpleNamespace(waiting=lambda _job: None, comes_back=lambda _job: False)
     registry: Any = SimpleNamespace(jobs={})
     peers = PeerHandler(registry, JobQueries(node, registry, cast(Any, coming)))
     loop = asyncio.get_running_loop()
@@ -358,7 +357,12 @@ def test_a_job_is_not_called_lost_while_its_members_are_looked_for(path: Path, m
         board.admission = Admission(node, board, cast(Any, None), {record(1).id: left})
         questions = JobQueries(node, board, board.admission)
         (job,) = questions.summaries("")
-        assert (job.state, job.ended_at_s, job.error, job.waiting_for) == (JobState.READY, None, None, RETURNS)
+        assert (job.state, job.ended_at_s, job.error, job.waiting_for) == (
+            JobState.READY,
+            None,
+            None,
+            admission.RETURNS,
+        )
         board.admission._left.clear()
         (job,) = questions.summaries("")
         assert job.state == JobState.LOST, "nothing of it is left that could go on"
