@@ -12,10 +12,29 @@ from meshtraind.bench.report import Report
 from meshtraind.bench.settings import BenchError, Settings, Station
 from tests.lab.lab import Lab, LabError, lab_unavailable
 
+LAB_COMMAND_TIMEOUT_S = 10.0
 
-def measure(settings: Settings, rate_mbit: float) -> Report:
-    """Both sides in a lab of their own. Raises BenchError, LabError."""
+
+def measure(
+    settings: Settings, rate_mbit: float, *, loss_percent: float = 0.0, congestion: str | None = None
+) -> Report:
+    """Both sides in a lab of their own. Raises BenchError, LabError.
+
+    Args:
+        loss_percent: of the frames that a station sends.
+        congestion: the congestion control of all that choose none themselves; None: as this machine has it.
+    """
     with Lab(settings.peers, rate_mbit) as lab:
+        for rank in range(settings.peers):
+            if loss_percent:
+                lab.lose(rank, up_percent=loss_percent)
+            if congestion is not None:
+                choose = ["sysctl", "-qw", f"net.ipv4.tcp_congestion_control={congestion}"]
+                if lab.run(rank, choose).wait(LAB_COMMAND_TIMEOUT_S) != 0:
+                    raise LabError(
+                        f"the stations may not choose {congestion}: allow it by "
+                        "`sysctl net.ipv4.tcp_allowed_congestion_control`"
+                    )
         stations = [Station(lab.host(rank), lab.command(rank, [])) for rank in range(settings.peers)]
         return asyncio.run(compare(settings, stations))
 
@@ -26,6 +45,8 @@ def main() -> int:
     parser.add_argument("--peers", type=int, nargs="+", default=[2])
     parser.add_argument("--mb", type=int, nargs="+", default=[10])
     parser.add_argument("--rate", type=float, nargs="+", default=[100.0], help="Mbit/s of every station, each way")
+    parser.add_argument("--loss", type=float, default=0.0, help="percent of the frames that a station sends")
+    parser.add_argument("--congestion", help="what the stations' system takes for all who do not choose, e.g. cubic")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--codec", default="fp32")
     parser.add_argument("--no-tls", action="store_true")
@@ -39,7 +60,12 @@ def main() -> int:
         for rate_mbit in options.rate:
             for peers in options.peers:
                 for mb in options.mb:
-                    report = measure(replace(base, peers=peers, mb=mb), rate_mbit)
+                    report = measure(
+                        replace(base, peers=peers, mb=mb),
+                        rate_mbit,
+                        loss_percent=options.loss,
+                        congestion=options.congestion,
+                    )
                     show(report, rate_mbit, as_json=options.json)
     except (BenchError, LabError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -374,7 +374,7 @@ class Links:
             if not there.connection.closing:  # who is refused has still to read why
                 there.connection.close("a better link has replaced it")
             self._let_leave(device, there.connection)
-        log.info("linked with %s at %s", connection.name, address)
+        log.info("linked with %s at %s (%s)", connection.name, address, connection.congestion or "this host")
         self._tasks.spawn(self._keep_alive(link), f"heartbeat {hello.name}")
         self._give_up_dials(device, dialled)
         for other in self._linked.values():

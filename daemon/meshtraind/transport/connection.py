@@ -14,6 +14,7 @@ from typing import Literal, Protocol, cast
 from meshtraind.runtime.log_limit import caused_by
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.transport.compression import LinkRate, Lossless, unpack_into
+from meshtraind.transport.congestion import prefer_bbr
 from meshtraind.transport.requests import ConnectionEnded, RequestFailed, Requests
 from meshtraind.transport.traffic import Traffic
 from meshwire import limits
@@ -84,6 +85,7 @@ class Connection(asyncio.BufferedProtocol):
         attached: what the client or learner at the other end said first, once its token was verified.
         broke: it has ended without a word, and this side did not close it.
         same_host: both ends are on this machine, so the bytes never leave it.
+        congestion: the congestion control that the system uses for it; None where it does not say.
         last_received_s: when the last byte came, on time.monotonic's clock.
         lossless: the stage that chunks' payloads pass, with the link's rate.
         on_other_version: where frames of another wire version are to be expected (W6): is told which, notes it, and
@@ -99,6 +101,7 @@ class Connection(asyncio.BufferedProtocol):
         self.attached: Attach | None = None
         self.broke = False
         self.same_host = False
+        self.congestion: str | None = None
         self.last_received_s = time.monotonic()
         self.lossless = Lossless(LinkRate())
         self.on_other_version: Callable[[int], str] | None = None
@@ -279,6 +282,8 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(high=limits.LINK_QUEUE_BYTES_MAX, low=limits.LINK_QUEUE_BYTES_MAX // 2)
         here, there = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
         self.same_host = not (isinstance(here, tuple) and isinstance(there, tuple)) or same_host(here[0], there[0])
+        if not self.same_host:
+            self.congestion = prefer_bbr(transport.get_extra_info("socket"))
         self.last_received_s = time.monotonic()
 
     def get_buffer(self, sizehint: int) -> memoryview:
