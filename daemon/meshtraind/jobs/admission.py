@@ -247,6 +247,7 @@ class Admission:
     async def _let_go(self, id_: str, *, succeeded: bool) -> None:
         """Forgets a job that lay here: this device neither returns to it nor begins it again."""
         self._left.pop(id_, None)
+        self._where.pop(id_, None)
         self._returning.pop(id_, None)
         self.revivals.drop(id_)
         folder = self._node.job_folder(id_)
@@ -574,9 +575,9 @@ class Admission:
             while id_ in self._left:  # else it goes on here, or is over
                 tries += 1
                 await asyncio.sleep(pause_s(tries))
-                device, where = self._where.pop(id_, (device, where))
                 if id_ not in self._left or self.is_under_way(id_):
                     break  # it has ended, or begins again
+                device, where = self._where.pop(id_, (device, where))
                 await self._come_later(self._rejoin(self._left[id_], where), device, where)
         finally:
             self._returning.pop(id_, None)
