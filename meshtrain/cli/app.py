@@ -14,6 +14,7 @@ from meshtrain.cli.commands.logs import logs
 from meshtrain.cli.commands.mesh import pair, peers, status, unpair
 from meshtrain.cli.commands.submit import submit
 from meshtrain.cli.commands.top import top
+from meshtrain.cli.commands.topology import topology
 from meshtrain.cli.commands.version import version
 from meshtrain.cli.ui.options import Grouped, examples
 
@@ -73,4 +74,12 @@ app.command(
 )(demo)
 app.add_typer(bench, name="bench")
 app.command(epilog=examples("meshtrain codecs", "meshtrain codecs --json"))(codecs)
+app.command(
+    epilog=examples(
+        "meshtrain topology",
+        "meshtrain topology butterfly --peers 8",
+        "meshtrain topology ring --peers 4 --wired 0 --values 124e6 --codec fp16",
+        "meshtrain topology tree --peers 5 --svg tree.svg",
+    )
+)(topology)
 app.command(epilog=examples("meshtrain version"))(version)

@@ -5,12 +5,11 @@ from typing import Any
 from meshtrain.cli.ui.errors import reported
 from meshtrain.cli.ui.options import Json
 from meshtrain.cli.ui.terminal import print_json, print_table, say
-from meshwire import limits
 from meshwire.codecs.registry import FAMILIES, parse_codec
 from meshwire.codecs.schedules import Ramp
 from meshwire.codecs.spec import Family, Value
 from meshwire.collectives.strategy import topologies_for
-from meshwire.layout.projections import TRANSFORMS
+from meshwire.layout.projections import bits_per_value
 from meshwire.memory_layout.footprint import residual_bytes
 
 
@@ -44,8 +43,6 @@ def codecs(as_json: Json = False) -> None:
 
 def _document(family: Family) -> dict[str, Any]:
     spec = parse_codec(family.name)
-    count = limits.SEGMENT_VALUES_MAX
-    sent = TRANSFORMS[family.name].sent_values(spec, count) if family.transforms else count
     return {
         "name": family.name,
         "about": family.about,
@@ -53,9 +50,9 @@ def _document(family: Family) -> dict[str, Any]:
         "topologies": [each.name for reduction in family.reductions for each in topologies_for(reduction)],
         "reductions": [reduction.text for reduction in family.reductions],
         "fixed": family.fixed,
-        "bits_per_value": 8 * spec.segment_bytes_max(sent) / count,
+        "bits_per_value": bits_per_value(spec),
         "error_feedback": spec.error_feedback,
-        "state_bytes_per_value": residual_bytes(spec, count, 0) / count,
+        "state_bytes_per_value": residual_bytes(spec, 1, 0),
         "parameters": [
             {"name": each.name, "about": each.about, "legal": each.legal, "default": _plain(each.default)}
             for each in family.parameters

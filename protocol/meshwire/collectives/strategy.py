@@ -40,6 +40,10 @@ class Topology:
     area_vectors: Callable[[int], int]
     sent_vectors: Callable[[int], float]
 
+    def programs(self, ranks: tuple[int, ...]) -> tuple[Program, ...]:
+        """Of all members, in ring order. Raises ValueError as the programs do."""
+        return tuple(self.program(ranks, rank) for rank in ranks)
+
     def strategy(self, layout: EncodedLayout, ranks: tuple[int, ...], rank: int) -> Strategy:
         """Of the rounds that are laid out so. Raises ValueError as the programs do."""
         return self.exchanged(layout, self.program(ranks, rank))
@@ -122,6 +126,13 @@ def topologies_for(reduction: Reduction) -> tuple[Topology, ...]:
     return tuple(topology for topology in TOPOLOGIES.values() if reduction in topology.reductions)
 
 
+def topology_of(text: str) -> Topology:
+    """As typed behind `--topology`. Raises ValueError, which says what there is."""
+    if text not in TOPOLOGIES:
+        raise ValueError(f"--topology {text}: there is no such topology; there are {', '.join(TOPOLOGIES)}")
+    return TOPOLOGIES[text]
+
+
 def collective_for(codec: CodecSpec, topology: str | None = None) -> Collective:
     """Raises ValueError, which says what is legal.
 
@@ -129,13 +140,10 @@ def collective_for(codec: CodecSpec, topology: str | None = None) -> Collective:
         topology: as typed; None: the codec's usual one.
     """
     legal = topologies_for(codec.reduction)
-    if topology is None:
-        return Collective(codec, legal[0])
-    if topology not in TOPOLOGIES:
-        raise ValueError(f"--topology {topology}: there is no such topology; there are {', '.join(TOPOLOGIES)}")
-    if TOPOLOGIES[topology] not in legal:
+    chosen = legal[0] if topology is None else topology_of(topology)
+    if chosen not in legal:
         names = " or ".join(each.name for each in legal)
         dense = topologies_for(Reduction.LINEAR)
-        other = " (or --codec fp32 or fp16)" if TOPOLOGIES[topology] in dense else ""
+        other = " (or --codec fp32 or fp16)" if chosen in dense else ""
         raise ValueError(f"--topology {topology} is not for --codec {codec}: use {names}{other}")
-    return Collective(codec, TOPOLOGIES[topology])
+    return Collective(codec, chosen)
