@@ -47,6 +47,7 @@ app.command(
         "meshtrain submit --sync ssp:2 train.py",
         "meshtrain submit --sync ssp:2 --visibility fixed train.py",
         "meshtrain submit --sync local:8 --codec int8 train.py",
+        "meshtrain submit --on nas,anna,bert --topology star:0 train.py",
         "meshtrain submit --dry-run train.py",
         "meshtrain submit --peers 2 -d train.py",
         "meshtrain submit --checkpoint-every 500r train.py",
@@ -79,7 +80,8 @@ app.command(
         "meshtrain topology",
         "meshtrain topology butterfly --peers 8",
         "meshtrain topology ring --peers 4 --wired 0 --values 124e6 --codec fp16",
-        "meshtrain topology tree --peers 5 --svg tree.svg",
+        "meshtrain topology star:2 --peers 4 --wired 2",
+        "meshtrain topology hierarchical:3 --peers 5 --svg groups.svg",
     )
 )(topology)
 app.command(epilog=examples("meshtrain version"))(version)

@@ -47,7 +47,7 @@ def _document(family: Family) -> dict[str, Any]:
         "name": family.name,
         "about": family.about,
         "source": family.source,
-        "topologies": [each.name for reduction in family.reductions for each in topologies_for(reduction)],
+        "topologies": [each.name for reduction in family.reductions for each in topologies_for(family, reduction)],
         "reductions": [reduction.text for reduction in family.reductions],
         "fixed": family.fixed,
         "bits_per_value": bits_per_value(spec),

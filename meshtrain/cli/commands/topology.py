@@ -64,10 +64,10 @@ def topology(
     if svg is not None:
         _draw(svg, _title(chosen, peers), programs, cables)
     if as_json:
-        ring = load_of(TOPOLOGIES["ring"].programs(ranks), cables)
+        ring = load_of(topology_of("ring").programs(ranks), cables)
         print_json(
             {
-                "topology": chosen.name,
+                "topology": str(chosen),
                 "about": chosen.about,
                 "peers": peers,
                 "codec": codec or str(FP32),
@@ -101,22 +101,19 @@ def topology(
 
 
 def _list(as_json: bool) -> None:
+    there_are = TOPOLOGIES.values()
     if as_json:
-        print_json(
-            [
-                {"name": each.name, "about": each.about, "reductions": [kind.text for kind in each.reductions]}
-                for each in TOPOLOGIES.values()
-            ]
-        )
+        ways = [[reduction.text for reduction in each.ways] for each in there_are]
+        documents = [{"name": each.name, "about": each.about, "ranks": each.takes} for each in there_are]
+        print_json([each | {"reductions": of} for each, of in zip(documents, ways, strict=True)])
         return
-    print_table(
-        ("NAME", "WHO SENDS TO WHOM"), [(each.name, each.about) for each in TOPOLOGIES.values()], "WHO SENDS TO WHOM"
-    )
+    rows = [(each.name, each.about, each.takes or "-") for each in there_are]
+    print_table(("NAME", "WHO SENDS TO WHOM", "RANKS BEHIND A COLON"), rows, "WHO SENDS TO WHOM")
     say("draw one: meshtrain topology ring --peers 4; which codec goes over which: meshtrain codecs")
 
 
 def _title(chosen: Topology, peers: int) -> str:
-    return f"{chosen.name}, {peers} device{'s' * (peers > 1)}: {chosen.about}"
+    return f"{chosen}, {peers} device{'s' * (peers > 1)}: {chosen.about}"
 
 
 def _draw(file: Path, title: str, programs: tuple[Program, ...], cables: frozenset[int]) -> None:
@@ -172,7 +169,7 @@ def _compare(
     chosen: Topology, programs: tuple[Program, ...], cables: frozenset[int], vector_bytes: float, mbits: float
 ) -> None:
     """What it costs, beside a ring of the same devices."""
-    sides = {chosen.name: programs, "ring": TOPOLOGIES["ring"].programs(programs[0].ranks)}
+    sides = {str(chosen): programs, "ring": topology_of("ring").programs(programs[0].ranks)}
     costs = {name: _costs(load_of(each, cables), vector_bytes, mbits) for name, each in sides.items()}
     rows: list[tuple[str, ...]] = [
         ("latencies, one after the other", *(str(each["latencies"]) for each in costs.values())),

@@ -10,6 +10,7 @@ from meshwire.collectives.topology import Op, Program, Transfer
 
 LEFT, TOP, COLUMN, ROW = 64, 74, 76, 96
 RADIUS = 13
+CHAR, SMALL_CHAR = 6.4, 5.4  # the widths of one
 STYLE = ".way{fill:none;stroke-width:1.6}.part{stroke-dasharray:5 3}\n"
 
 
@@ -60,7 +61,8 @@ def topology_svg(title: str, programs: Sequence[Program], wired: Collection[int]
     for y, what, amounts in ((foot + 22, "sends", load.sent), (foot + 38, "receives", load.received)):
         parts.append(svg_text(12, y, what, "small dim"))
         parts += [svg_text(_x(position), y, f"{amount:.3g}", "small mid") for position, amount in enumerate(amounts)]
-    return svg_file(title, LEFT + COLUMN * max(4, len(ranks)), foot + 52, parts, STYLE)
+    width = max(LEFT + COLUMN * len(ranks), 24 + CHAR * len(title), 24 + SMALL_CHAR * len(legend))
+    return svg_file(title, width, foot + 52, parts, STYLE)
 
 
 def _x(position: int) -> float:

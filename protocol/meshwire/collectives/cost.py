@@ -20,7 +20,7 @@ def sent_bits_max(collective: Collective, members: int) -> float:
 
 def cost_note(collective: Collective, members: int) -> str | None:
     """For the person who submits; None where no member sends more than on a ring."""
-    name = collective.topology.name
+    name = str(collective.topology)
     times = collective.topology.sent_vectors(members) / TOPOLOGIES["ring"].sent_vectors(members) if members > 1 else 1.0
     if times <= 1.0:
         return None

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from meshtrain.cli.app import app
 from meshwire.collectives.load import transfers_of
-from meshwire.collectives.strategy import TOPOLOGIES
+from meshwire.collectives.strategy import TOPOLOGIES, topology_of
 
 
 def run(*arguments: str) -> Any:
@@ -35,12 +35,12 @@ def test_a_ring_as_a_table() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", TOPOLOGIES)
+@pytest.mark.parametrize("name", [each if each != "hierarchical" else "hierarchical:2,3" for each in TOPOLOGIES])
 @pytest.mark.parametrize("peers", [1, 2, 5, 30])
 def test_the_picture_and_the_document_hold_every_transfer(name: str, peers: int, tmp_path: Path) -> None:
     file = tmp_path / "picture.svg"
     told = json.loads(run(name, "--peers", str(peers), "--svg", str(file), "--wired", "0", "--json").stdout)
-    transfers = list(transfers_of(TOPOLOGIES[name].programs(tuple(range(peers)))))
+    transfers = list(transfers_of(topology_of(name).programs(tuple(range(peers)))))
     assert sum(len(step) for step in told["steps"]) == len(transfers)
     assert len(told["steps"]) == told["latencies"]
     assert [each["wired"] for each in told["members"]] == [True] + [False] * (peers - 1)
@@ -67,8 +67,9 @@ def test_bytes_and_seconds_are_those_of_the_codec_and_the_cell() -> None:
     ("arguments", "complaint"),
     [
         (["moon"], "there is no such topology; there are ring, tree, butterfly"),
-        (["tree", "--codec", "int8"], "--topology tree is not for --codec int8: use sharded"),
+        (["tree", "--codec", "int8"], "--topology tree is not for --codec int8: use sharded or star"),
         (["tree", "--codec", "int9"], "int9"),
+        (["hierarchical"], "the ranks at which another group begins, hierarchical:3"),
         (["ring", "--wired", "4"], "--wired 4: the ranks of 4 devices are 0 to 3"),
         (["ring", "--peers", "65"], "less than or equal to 64"),
         (["ring", "--svg", "/nowhere/x.svg"], "/nowhere/x.svg cannot be written: No such file"),

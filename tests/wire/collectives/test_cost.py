@@ -4,8 +4,11 @@ import pytest
 
 from meshwire.codecs.registry import FAMILIES, parse_codec
 from meshwire.collectives.cost import cost_note, sent_bits_max
-from meshwire.collectives.strategy import collective_for
-from meshwire.collectives.topology import bucket_shards, gather_program, ring_program
+from meshwire.collectives.strategy import collective_for, topology_of
+from meshwire.collectives.topology import bucket_shards
+
+ring_program = topology_of("ring").program
+gather_program = topology_of("gather").program
 
 
 @pytest.mark.parametrize("members", range(1, 9))

@@ -5,19 +5,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwire.collectives.strategy import topology_of
 from meshwire.collectives.topology import (
     Op,
     Program,
     Route,
     Step,
     bucket_shards,
-    gather_program,
     owner_of,
-    ring_program,
-    sharded_program,
     simulate,
 )
 from meshwire.model.plan import Shard
+
+ring_program = topology_of("ring").program
+sharded_program = topology_of("sharded").program
+gather_program = topology_of("gather").program
 
 MEMBERS = range(1, 10)
 RINGS = [tuple(range(members)) for members in MEMBERS] + [(5,), (0, 63), (1, 2, 4), (0, 3, 7, 8, 60)]
