@@ -2,6 +2,7 @@
 interrupts."""
 
 import asyncio
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -11,11 +12,14 @@ from hypothesis import strategies as st
 
 from meshtraind.codecs import codec_named
 from meshtraind.codecs.base import Codec
+from meshtraind.contributions.received import squared_norm_by_halves
 from meshwire.codecs.registry import parse_codec
 from meshwire.collectives.strategy import collective_for
 from meshwire.collectives.topology import Op, Program, bucket_shards
+from meshwire.layout.encoded import EncodedLayout
+from meshwire.model.plan import Shard
 from tests.daemon.churnring import ChurnRing, offers_of
-from tests.daemon.executorring import PLAN, Offer, Values
+from tests.daemon.executorring import NORM_BUCKETS, PLAN, Offer, Values, offers
 
 TOPOLOGIES = (
     "tree",
@@ -177,3 +181,24 @@ def test_who_sends_nonsense_is_named(topology: str, members: int, victim: int, l
     told = asyncio.run(play())
     assert told
     assert {text.partition(":")[0] for text in told} == {str(liar)}
+
+
+def test_norms_that_each_finds_for_itself_do_not_depend_on_the_processor() -> None:
+    """O4: all-to-all nobody tells them, and a BLAS adds up in another order elsewhere."""
+
+    async def play() -> TopologyMesh:
+        mesh = TopologyMesh(3, "fp32", "gather", 0, seed=3)
+        mesh.rounds = {1: offers(3, seed=3)}
+        await mesh.finish()
+        mesh.close()
+        return mesh
+
+    mesh = asyncio.run(play())
+    layout = EncodedLayout(PLAN, parse_codec("fp32"))
+    for bucket in PLAN.buckets[:NORM_BUCKETS]:
+        runs: list[float] = []
+        for first, count in layout.chunks(bucket.index, Shard(0, bucket.segment_count)):
+            bounds = map(bucket.segment_bounds, range(first, first + count))
+            values = (mesh.members[0].means[1][start : start + length].astype(np.float64) for start, length in bounds)
+            runs.append(sum(map(squared_norm_by_halves, values)))
+        assert {member.done[1, bucket.index].squared_norm for member in mesh.members} == {math.fsum(runs)}

@@ -126,6 +126,8 @@ def test_the_steps_of_the_gather(ranks: tuple[int, ...]) -> None:
         assert program.owned == {0}, "everybody finishes everything"
         assert program.sends() == [0] * (len(ranks) - 1)
         assert all(step.op is Op.KEEP for step in program.steps)
+        assert [step.parts for step in program.steps] == [1 << (step.recv_from or 0) for step in program.steps]
+        assert not any(step.after for step in program.steps), "nothing is passed on"
         for peers in ([step.send_to for step in program.steps], [step.recv_from for step in program.steps]):
             assert len(peers) == len(set(peers))
             assert set(peers) == {*ranks} - {program.rank}
