@@ -28,6 +28,7 @@ def main() -> int:
     parser.add_argument("--rate", type=float, nargs="+", default=[100.0], help="Mbit/s of every station, each way")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--codec", default="fp32")
+    parser.add_argument("--topology", help="of meshtrain's side; gloo's is a ring")
     parser.add_argument("--no-tls", action="store_true")
     parser.add_argument("--json", action="store_true", help="one JSON object a line for every combination")
     options = parser.parse_args()
@@ -35,7 +36,9 @@ def main() -> int:
         print(f"error: {reason}", file=sys.stderr)
         return 1
     try:
-        base = Settings(options.peers[0], options.mb[0], options.codec, options.rounds, not options.no_tls)
+        base = Settings(
+            options.peers[0], options.mb[0], options.codec, options.rounds, not options.no_tls, options.topology
+        )
         for rate_mbit in options.rate:
             for peers in options.peers:
                 for mb in options.mb:
