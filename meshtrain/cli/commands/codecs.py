@@ -19,8 +19,8 @@ def codecs(as_json: Json = False) -> None:
 
     Bits are those of one value in a full segment, the most where they follow the values or change over the rounds, or
     in a square matrix where factors of matrices are sent. State is what error feedback and momentum keep on each device
-    under bsp. Of several exchanges the first is taken unless another is typed, as in topk:0.01,gather,
-    or behind --topology.
+    under bsp. Of several exchanges the first is taken unless another is typed, as in topk:0.01,gather. --topology takes
+    others in their place, which --json lists.
     """
     documents = [_document(family) for family in FAMILIES.values()]
     if as_json:
@@ -30,7 +30,7 @@ def codecs(as_json: Json = False) -> None:
         (
             str(each["name"]),
             f"{'' if each['fixed'] else '<= '}{each['bits_per_value']:.4g}",
-            ", ".join(each["topologies"]),
+            ", ".join(each["exchanges"]),
             f"{each['state_bytes_per_value']:g} B" if each["state_bytes_per_value"] else "-",
             str(each["example"]),
             str(each["about"]),
@@ -47,6 +47,7 @@ def _document(family: Family) -> dict[str, Any]:
         "name": family.name,
         "about": family.about,
         "source": family.source,
+        "exchanges": [topologies_for(family, reduction)[0].name for reduction in family.reductions],
         "topologies": [each.name for reduction in family.reductions for each in topologies_for(family, reduction)],
         "reductions": [reduction.text for reduction in family.reductions],
         "fixed": family.fixed,

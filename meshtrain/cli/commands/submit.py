@@ -103,7 +103,7 @@ def submit(
             "at rank 2 takes the air of a WiFi cell least; tree, butterfly and sharded need fewer steps, which counts "
             "where models are small or latencies large; hierarchical:3 is for two sites, the second one from rank 3 "
             "on. Ranks are as in --on; else this device is 0, the others follow by name. `meshtrain topology` shows "
-            "all, `meshtrain codecs` which codec goes over which.",
+            "and draws all.",
         ),
     ] = None,
     masks: Annotated[

@@ -62,7 +62,7 @@ def topology(
     programs, vector_bytes = chosen.programs(ranks), values * bits / 8
     document = _document(programs, cables, vector_bytes, mbits)
     if svg is not None:
-        _draw(svg, _title(chosen, peers), programs, cables)
+        _draw(svg, topology_svg(_name(chosen, peers), chosen.about, programs, cables))
     if as_json:
         ring = load_of(topology_of("ring").programs(ranks), cables)
         print_json(
@@ -78,7 +78,7 @@ def topology(
             | {"ring": _costs(ring, vector_bytes, mbits)}
         )
         return
-    print(f"{_title(chosen, peers)}\n")
+    print(f"{_name(chosen, peers)}: {chosen.about}\n")
     rows = rows_of(programs)
     if rows:
         print_table(("STEP", *map(str, ranks)), rows)
@@ -107,18 +107,21 @@ def _list(as_json: bool) -> None:
         documents = [{"name": each.name, "about": each.about, "ranks": each.takes} for each in there_are]
         print_json([each | {"reductions": of} for each, of in zip(documents, ways, strict=True)])
         return
-    rows = [(each.name, each.about, each.takes or "-") for each in there_are]
-    print_table(("NAME", "WHO SENDS TO WHOM", "RANKS BEHIND A COLON"), rows, "WHO SENDS TO WHOM")
-    say("draw one: meshtrain topology ring --peers 4; which codec goes over which: meshtrain codecs")
+    rows = [
+        (each.name, each.about if each.takes is None else f"{each.about}. Behind a colon: {each.takes}")
+        for each in there_are
+    ]
+    print_table(("NAME", "WHO SENDS TO WHOM"), rows, "WHO SENDS TO WHOM")
+    say("draw one: meshtrain topology ring --peers 4; which codec goes over which: meshtrain codecs --json")
 
 
-def _title(chosen: Topology, peers: int) -> str:
-    return f"{chosen}, {peers} device{'s' * (peers > 1)}: {chosen.about}"
+def _name(chosen: Topology, peers: int) -> str:
+    return f"{chosen}, {peers} device{'s' * (peers > 1)}"
 
 
-def _draw(file: Path, title: str, programs: tuple[Program, ...], cables: frozenset[int]) -> None:
+def _draw(file: Path, picture: str) -> None:
     try:
-        file.write_text(topology_svg(title, programs, cables), encoding="utf-8")
+        file.write_text(picture, encoding="utf-8")
     except OSError as error:
         raise CliError(f"{file} cannot be written: {error.strerror}", "another --svg FILE") from None
 

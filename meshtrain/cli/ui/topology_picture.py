@@ -10,6 +10,7 @@ from meshwire.collectives.topology import Op, Program, Transfer
 
 LEFT, TOP, COLUMN, ROW = 64, 74, 76, 96
 RADIUS = 13
+BESIDE = 5  # of two ways between the same members
 CHAR, SMALL_CHAR = 6.4, 5.4  # the widths of one
 STYLE = ".way{fill:none;stroke-width:1.6}.part{stroke-dasharray:5 3}\n"
 
@@ -40,8 +41,13 @@ def _what(transfer: Transfer) -> tuple[int, bool, int]:
     return transfer.sender, transfer.op is Op.COPY, transfer.shard
 
 
-def topology_svg(title: str, programs: Sequence[Program], wired: Collection[int]) -> str:
-    """A picture of the programs of all members. `wired`: ranks that have a cable."""
+def topology_svg(name: str, about: str, programs: Sequence[Program], wired: Collection[int]) -> str:
+    """A picture of the programs of all members.
+
+    Args:
+        about: said by screen readers.
+        wired: ranks that have a cable.
+    """
     waves, ranks = waves_of(programs), programs[0].ranks
     foot = TOP + ROW * len(waves)
     legend = "dashed: parts and sums; solid: results"
@@ -49,20 +55,23 @@ def topology_svg(title: str, programs: Sequence[Program], wired: Collection[int]
         legend += "; one colour for each shard"
     if wired:
         legend += "; boxes have a cable"
-    parts = [svg_text(12, 22, title), svg_text(12, 38, legend, "small dim")]
+    parts = [svg_text(12, 22, name), svg_text(12, 38, legend, "small dim")]
     for position, rank in enumerate(ranks):
         parts += _lane(_x(position), foot, str(rank), wired=rank in wired)
     for wave, transfers in enumerate(waves):
         top = TOP + ROW * wave
         parts.append(svg_text(12, top + 4, f"step {wave + 1}", "small dim"))
-        for each in transfers:
-            parts += _arrow(each, top)
+        ways = sorted(transfers, key=lambda each: (each.sender, each.receiver, each.shard))
+        for _, side_by_side in groupby(ways, lambda each: (each.sender, each.receiver)):
+            beside = list(side_by_side)
+            for index, each in enumerate(beside):
+                parts += _arrow(each, top, BESIDE * (index - (len(beside) - 1) / 2))
     load = load_of(programs)
     for y, what, amounts in ((foot + 22, "sends", load.sent), (foot + 38, "receives", load.received)):
         parts.append(svg_text(12, y, what, "small dim"))
         parts += [svg_text(_x(position), y, f"{amount:.3g}", "small mid") for position, amount in enumerate(amounts)]
-    width = max(LEFT + COLUMN * len(ranks), 24 + CHAR * len(title), 24 + SMALL_CHAR * len(legend))
-    return svg_file(title, width, foot + 52, parts, STYLE)
+    width = max(LEFT + COLUMN * len(ranks), 24 + CHAR * len(name), 24 + SMALL_CHAR * len(legend))
+    return svg_file(f"{name}: {about}", width, foot + 52, parts, STYLE)
 
 
 def _x(position: int) -> float:
@@ -79,8 +88,10 @@ def _lane(x: float, foot: float, name: str, *, wired: bool) -> Iterator[str]:
     yield svg_text(x, y + 4, name, "mid")
 
 
-def _arrow(transfer: Transfer, top: float) -> Iterator[str]:
-    begin, end, bottom, colour = _x(transfer.sender), _x(transfer.receiver), top + ROW - 14, hue(transfer.shard)
+def _arrow(transfer: Transfer, top: float, beside: float) -> Iterator[str]:
+    """`beside`: so far beside the middle of the way, which several shards go."""
+    begin, end = _x(transfer.sender) + beside, _x(transfer.receiver) + beside
+    bottom, colour = top + ROW - 14, hue(transfer.shard)
     kind = "way" if transfer.op is Op.COPY else "way part"
     yield f'<path class="{kind}" stroke="{colour}" d="M{begin:g} {top:g}L{end:g} {bottom:g}"/>'
     yield f'<circle fill="{colour}" cx="{end:g}" cy="{bottom:g}" r="3"/>'

@@ -853,6 +853,11 @@ def test_every_codec_is_listed_with_how_it_is_typed() -> None:
         ["sharded", "star"],
         ["sharded", "star", "gather"],
     ]
+    assert [by_name[name]["exchanges"] for name in ("fp16", "int8", "topk")] == [
+        ["ring"],
+        ["sharded"],
+        ["sharded", "gather"],
+    ]
     assert all(parse_codec(each["example"]).name == each["name"] for each in listed)
     table = run("codecs").stdout
     assert all(re.search(rf"^{name} ", table, re.MULTILINE) for name in FAMILIES)
