@@ -1,21 +1,55 @@
-"""`python -m tests.bench.allreduce_lab`: the comparison with gloo, one rank of each side per rate-limited station."""
+"""`python -m tests.bench.allreduce_lab`: the comparison with gloo, one rank of each side per station, on rate-limited
+cables or in a WiFi cell."""
 
 import argparse
 import asyncio
 import json
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median
 
 from meshtraind.bench.allreduce import compare
 from meshtraind.bench.report import Report
 from meshtraind.bench.settings import BenchError, Settings, Station
-from tests.lab.lab import Lab, LabError, lab_unavailable
+from meshwire.codecs.registry import parse_codec
+from meshwire.collectives.load import load_of
+from meshwire.collectives.strategy import collective_for, topology_of
+from tests.lab.lab import Cell, Lab, LabError, lab_unavailable
 
 
-def measure(settings: Settings, rate_mbit: float) -> Report:
+@dataclass(frozen=True)
+class Network:
+    """What the stations are joined by.
+
+    Attributes:
+        rate_mbit: of every cable, each way; in a cell, of its air.
+        cell: all but `wired` are on WiFi.
+    """
+
+    rate_mbit: float
+    cell: bool = False
+    wired: frozenset[int] = frozenset()
+
+    def lab(self, stations: int) -> Lab:
+        """It, until it is left."""
+        return Lab(stations, cell=Cell(self.rate_mbit, self.wired)) if self.cell else Lab(stations, self.rate_mbit)
+
+    def limit_s(self, settings: Settings, topology: str) -> float:
+        """Below which no round of fp32 can be: what crosses the air, or the busiest cable, one way."""
+        load = load_of(topology_of(topology).programs(tuple(range(settings.peers))), self.wired)
+        vectors = load.air if self.cell else max(*load.sent, *load.received)
+        return vectors * settings.mb * 8 / self.rate_mbit
+
+    def __str__(self) -> str:
+        if not self.cell:
+            return f"{self.rate_mbit:g} Mbit/s a station"
+        cables = ", ".join(map(str, sorted(self.wired))) or "nobody"
+        return f"a cell of {self.rate_mbit:g} Mbit/s, {cables} on a cable"
+
+
+def measure(settings: Settings, network: Network) -> Report:
     """Both sides in a lab of their own. Raises BenchError, LabError."""
-    with Lab(settings.peers, rate_mbit) as lab:
+    with network.lab(settings.peers) as lab:
         stations = [Station(lab.host(rank), lab.command(rank, [])) for rank in range(settings.peers)]
         return asyncio.run(compare(settings, stations))
 
@@ -26,6 +60,8 @@ def main() -> int:
     parser.add_argument("--peers", type=int, nargs="+", default=[2])
     parser.add_argument("--mb", type=int, nargs="+", default=[10])
     parser.add_argument("--rate", type=float, nargs="+", default=[100.0], help="Mbit/s of every station, each way")
+    parser.add_argument("--cell", action="store_true", help="--rate is that of a WiFi cell, which all share")
+    parser.add_argument("--wired", type=int, nargs="*", default=[], help="ranks that have a cable in it")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--codec", default="fp32")
     parser.add_argument("--topology", help="of meshtrain's side; gloo's is a ring")
@@ -42,25 +78,30 @@ def main() -> int:
         for rate_mbit in options.rate:
             for peers in options.peers:
                 for mb in options.mb:
-                    report = measure(replace(base, peers=peers, mb=mb), rate_mbit)
-                    show(report, rate_mbit, as_json=options.json)
+                    network = Network(rate_mbit, options.cell, frozenset(options.wired))
+                    show(measure(replace(base, peers=peers, mb=mb), network), network, as_json=options.json)
     except (BenchError, LabError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def show(report: Report, rate_mbit: float, *, as_json: bool) -> None:
-    """Prints one combination; fractions are of the limit 2(m-1)/m * N / R."""
-    limit_s = report.settings.bus_bytes * 8e-6 / rate_mbit
+def show(report: Report, network: Network, *, as_json: bool) -> None:
+    """Prints one combination; fractions are of the limit of each side's own topology."""
+    settings = report.settings
+    usual = collective_for(parse_codec(settings.codec), settings.topology).topology
+    limits_s = network.limit_s(settings, str(usual)), network.limit_s(settings, "ring")
     fractions = {
-        "limit_fraction_meshtrain": round(limit_s / median(report.meshtrain.seconds), 3),
-        "limit_fraction_gloo": round(limit_s / median(report.gloo.seconds), 3),
+        "limit_fraction_meshtrain": round(limits_s[0] / median(report.meshtrain.seconds), 3),
+        "limit_fraction_gloo": round(limits_s[1] / median(report.gloo.seconds), 3),
     }
     if as_json:
-        print(json.dumps({"rate_mbit": rate_mbit, **report.as_json(), **fractions}), flush=True)
+        where = {"rate_mbit": network.rate_mbit, "cell": network.cell, "wired": sorted(network.wired)}
+        print(json.dumps({**where, **report.as_json(), **fractions}), flush=True)
         return
-    print(f"-- {rate_mbit:g} Mbit/s a station; limit {limit_s * 1000:.0f} ms for fp32")
+    print(
+        f"-- {network}; limits for fp32: {usual} {limits_s[0] * 1000:.0f} ms, gloo's ring {limits_s[1] * 1000:.0f} ms"
+    )
     print(report.as_text())
     print("fraction of the limit: meshtrain {:.3f}, gloo {:.3f}\n".format(*fractions.values()), flush=True)
 
