@@ -14,6 +14,7 @@ from meshtrain.cli.commands.logs import logs
 from meshtrain.cli.commands.mesh import pair, peers, status, unpair
 from meshtrain.cli.commands.submit import submit
 from meshtrain.cli.commands.top import top
+from meshtrain.cli.commands.topology import topology
 from meshtrain.cli.commands.version import version
 from meshtrain.cli.ui.options import Grouped, examples
 
@@ -46,6 +47,7 @@ app.command(
         "meshtrain submit --sync ssp:2 train.py",
         "meshtrain submit --sync ssp:2 --visibility fixed train.py",
         "meshtrain submit --sync local:8 --codec int8 train.py",
+        "meshtrain submit --on nas,anna,bert --topology star:0 train.py",
         "meshtrain submit --dry-run train.py",
         "meshtrain submit --peers 2 -d train.py",
         "meshtrain submit --checkpoint-every 500r train.py",
@@ -73,4 +75,13 @@ app.command(
 )(demo)
 app.add_typer(bench, name="bench")
 app.command(epilog=examples("meshtrain codecs", "meshtrain codecs --json"))(codecs)
+app.command(
+    epilog=examples(
+        "meshtrain topology",
+        "meshtrain topology butterfly --peers 8",
+        "meshtrain topology ring --peers 4 --wired 0 --values 124e6 --codec fp16",
+        "meshtrain topology star:2 --peers 4 --wired 2",
+        "meshtrain topology hierarchical:3 --peers 5 --svg groups.svg",
+    )
+)(topology)
 app.command(epilog=examples("meshtrain version"))(version)

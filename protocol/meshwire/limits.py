@@ -25,7 +25,7 @@ RUN_FILE_BYTES_MAX = 16 * KIB  # DATA/run/daemon.json
 HANDSHAKES_MAX = 32  # connections that have not said hello yet, over all addresses; guests of a pairing are among them
 
 # Mesh and jobs
-TOPOLOGY_CHARS_MAX = 16  # of a topology's name
+TOPOLOGY_CHARS_MAX = 256  # of a topology as typed: a name, and up to MEMBERS_MAX ranks of two digits
 MEMBERS_MAX = 64  # contributors are one u64 bitmap by rank
 PEERS_MAX = 256  # pinned devices
 NAME_CHARS_MAX = 64

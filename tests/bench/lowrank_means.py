@@ -17,6 +17,7 @@ from meshtraind.executor.projections import Projections
 from meshtraind.executor.reducers import Materials, reducer_for
 from meshtraind.executor.round_buffers import RoundMemory
 from meshwire.codecs.registry import CodecSpec, parse_codec
+from meshwire.collectives.strategy import collective_for
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import Plan, plan_buckets
 
@@ -33,7 +34,7 @@ class _Member:
         rounds: dict[int, RoundResults] = {}
         self.projections = Projections(self.forms, rounds, 0, 0, 1, compensation.residual)
         materials = Materials(self.forms, self.projections, compensation, 0, self.feedback, None)
-        self.memory = RoundMemory(self.forms, rounds, self.projections, reducer_for(spec.reduction, materials))
+        self.memory = RoundMemory(self.forms, rounds, self.projections, reducer_for(collective_for(spec), materials))
 
     def part(self, number: int, raw: Values) -> HopContribution:
         form = self.forms.of(number)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from xml.sax.saxutils import escape
 
+from meshtrain.cli.ui.svg import hue, svg_file
 from meshtraind.replay.replay import DifferenceError, Replayed, replay
 from meshtraind.replay.summary import Waits
 from meshtraind.replay.trace_file import TraceError, TraceFile
@@ -32,15 +33,11 @@ ROUNDS_LANE = 56
 AXIS = 34
 DIGIT = 6.5  # width of one at the size of labels
 
-HUES = ("#2f7fd0", "#d9731a", "#2a9d6f", "#b45fa0", "#8a7a1f", "#5b6ad0", "#c0504d", "#4f8f9f")
 STYLE = """
-text{font:12px system-ui,-apple-system,'Segoe UI',sans-serif;fill:#24292f}
-.small{font-size:10px}.dim{fill:#59636e}.on{fill:#fff;font-size:10.5px;text-anchor:middle}.mid{text-anchor:middle}
-.page{fill:#fff}.grid{stroke:#d8dee4}.line{stroke:#8c959f}.cross{stroke:#cf222e;stroke-width:2}.mark{stroke:#24292f;fill:#fff}.dot{fill:#24292f}
+.cross{stroke:#cf222e;stroke-width:2}.dot{fill:#24292f}
 .early{opacity:.4}.lost{fill-opacity:.15;stroke-dasharray:3 2}.wait{fill:url(#hatch)}.hatch{stroke:#6e7781}
 .to{fill:none;stroke-width:1.2;opacity:.75}
-@media(prefers-color-scheme:dark){text{fill:#e6edf3}.dim{fill:#9da7b1}.page{fill:#0d1117}.grid{stroke:#2a313a}
-.line{stroke:#6e7781}.mark{stroke:#e6edf3;fill:#0d1117}.dot{fill:#e6edf3}.hatch{stroke:#9da7b1}}
+@media(prefers-color-scheme:dark){.dot{fill:#e6edf3}.hatch{stroke:#9da7b1}}
 """
 
 
@@ -143,13 +140,10 @@ class Picture:
         settings = self._lanes[0].settings
         title = f"{len(self._lanes)} learners, bound s = {settings.staleness}, {settings.straggler}"
         parts = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self._height:g}" role="img">',
-            f"<title>{escape(title)}</title><style>{STYLE}</style>",
             '<defs><pattern id="hatch" width="5" height="5" patternUnits="userSpaceOnUse" '
             'patternTransform="rotate(45)"><path class="hatch" d="M0 0V5"/></pattern>'
             f'<clipPath id="plot"><rect x="{LEFT}" y="0" width="{WIDTH - LEFT - RIGHT}" height="{self._height:g}"/>'
             "</clipPath></defs>",
-            f'<rect class="page" width="{WIDTH}" height="{self._height:g}" rx="6"/>',
             *self._legend(),
             *self._axis(),
             *self._labels(),
@@ -157,9 +151,9 @@ class Picture:
             *self._contributions(),
             *(part for lane in self._lanes for part in self._lane(lane)),
             *self._completions(),
-            "</g></svg>\n",
+            "</g>",
         ]
-        text = "\n".join(parts)
+        text = svg_file(title, WIDTH, self._height, parts, STYLE)
         if len(text) > SVG_BYTES_MAX:
             raise ValueError(f"{len(text)} bytes, more than {SVG_BYTES_MAX}: show less with --seconds")
         return text
@@ -176,7 +170,7 @@ class Picture:
 
     def _lane(self, lane: Lane) -> Iterator[str]:
         rank = lane.settings.rank
-        y, hue = self._y(rank), _hue(rank)
+        y, colour = self._y(rank), hue(rank)
         yield f'<path class="grid" d="M{LEFT} {y:g}H{WIDTH - RIGHT}"/>'
         for wait in lane.waits.waits:
             if self._shown(wait.begin_s, wait.end_s):
@@ -188,15 +182,15 @@ class Picture:
         for step in lane.steps:
             end_s = step.end_s if step.end_s is not None else lane.end_s
             if self._shown(step.begin_s, end_s):
-                yield from self._step(step, end_s, y, hue)
+                yield from self._step(step, end_s, y, colour)
         for round_, at_s in lane.nulls:
             if self._shown(at_s, at_s):
                 x = self._x(at_s)
                 yield f'<circle class="mark" cx="{x:.1f}" cy="{y - BAR / 2 - 8:g}" r="7"/>'
                 yield f'<text class="small mid" x="{x:.1f}" y="{y - BAR / 2 - 4.5:g}">{round_}</text>'
 
-    def _step(self, step: Step, end_s: float, y: float, hue: str) -> Iterator[str]:
-        edge = f'fill="{hue}" stroke="{hue}"'
+    def _step(self, step: Step, end_s: float, y: float, colour: str) -> Iterator[str]:
+        edge = f'fill="{colour}" stroke="{colour}"'
         bound_s = step.bound_s if step.bound_s is not None else end_s
         lost = "lost" if step.lost else ""
         yield self._rect(step.begin_s, bound_s, y, f'{edge} class="{lost or "early"}"')
@@ -225,7 +219,7 @@ class Picture:
                     x, to_x, y = self._x(step.end_s), self._x(at_s), self._y(rank) + BAR / 2
                     bend = (y + self._rounds_y) / 2
                     curve = f"M{x:.1f} {y:g}C{x:.1f} {bend:g} {to_x:.1f} {bend:g} {to_x:.1f} {self._rounds_y:g}"
-                    yield f'<path class="to" stroke="{_hue(rank)}" d="{curve}"/>'
+                    yield f'<path class="to" stroke="{hue(rank)}" d="{curve}"/>'
 
     def _completions(self) -> Iterator[str]:
         y = self._rounds_y
@@ -273,14 +267,15 @@ class Picture:
 
     def _legend(self) -> Iterator[str]:
         x, y = 12.0, 24.0
-        hue = _hue(0)
+        colour = hue(0)
+        edge = f'fill="{colour}" stroke="{colour}"'
         for mark, text in (
-            (f'<rect x="{{x}}" y="{y - 10}" width="16" height="12" fill="{hue}" class="early"/>', "computing"),
-            (f'<rect x="{{x}}" y="{y - 10}" width="16" height="12" fill="{hue}"/>', "bound to the round in it"),
+            (f'<rect x="{{x}}" y="{y - 10}" width="16" height="12" fill="{colour}" class="early"/>', "computing"),
+            (f'<rect x="{{x}}" y="{y - 10}" width="16" height="12" fill="{colour}"/>', "bound to the round in it"),
             (f'<rect x="{{x}}" y="{y - 10}" width="16" height="12" class="wait"/>', "waits at the bound"),
-            (f'<rect x="{{x}}" y="{y - 10}" width="16" height="12" fill="{hue}" stroke="{hue}" class="lost"/>', "lost"),
+            (f'<rect x="{{x}}" y="{y - 10}" width="16" height="12" {edge} class="lost"/>', "lost"),
             (f'<circle class="mark" cx="{{mid}}" cy="{y - 4}" r="6"/>', "round without it (null)"),
-            (f'<path class="to" stroke="{hue}" d="M{{x}} {y - 9}c10 0 6 10 16 10"/>', "contribution"),
+            (f'<path class="to" stroke="{colour}" d="M{{x}} {y - 9}c10 0 6 10 16 10"/>', "contribution"),
             (f'<circle class="dot" cx="{{mid}}" cy="{y - 4}" r="3.5"/>', "round complete on all"),
         ):
             yield mark.format(x=f"{x:g}", mid=f"{x + 8:g}")
@@ -292,10 +287,6 @@ class Picture:
         left = max(self._x(begin_s), LEFT - 4.0)
         right = min(self._x(end_s), WIDTH - RIGHT + 4.0)
         return f'<rect x="{left:.1f}" y="{y - BAR / 2:g}" width="{max(right - left, 0.0):.1f}" height="{BAR}" {how}/>'
-
-
-def _hue(rank: int) -> str:
-    return HUES[rank % len(HUES)]
 
 
 def _seconds(seconds: float) -> str:

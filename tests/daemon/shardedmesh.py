@@ -31,8 +31,15 @@ class ShardedMesh(ChurnRing):
     """
 
     def __init__(
-        self, members: int, codec: str, staleness: int, seed: int, rounds: Mapping[int, Sequence[Offer]]
+        self,
+        members: int,
+        codec: str,
+        staleness: int,
+        seed: int,
+        rounds: Mapping[int, Sequence[Offer]],
+        topology: str | None = None,
     ) -> None:
+        self.topology = topology
         super().__init__(members, codec, staleness, seed, rounds)
         self.gathers = parse_codec(codec).reduction is Reduction.GATHER
         self.layouts = RoundLayouts(PLAN, parse_codec(codec))

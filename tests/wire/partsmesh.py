@@ -40,9 +40,12 @@ class Rank:
 
 
 class Mesh:
-    """Ranks that are all joined by FIFO links, run in an order that a seed decides. `parts` goes by rank."""
+    """Ranks that are all joined by FIFO links, run in an order that a seed decides. `parts` goes by rank; without
+    `topology` it is the codec's usual one."""
 
-    def __init__(self, parts: dict[int, Part], segment_count: int, seed: int, codec: CodecSpec) -> None:
+    def __init__(
+        self, parts: dict[int, Part], segment_count: int, seed: int, codec: CodecSpec, topology: str | None = None
+    ) -> None:
         self.random = random.Random(seed)
         self.codec = codec
         self.parts = parts
@@ -50,7 +53,7 @@ class Mesh:
         self.layout = EncodedLayout(make_plan(segment_count), codec)
         self.ranks: dict[int, Rank] = {}
         for position, rank in enumerate(parts):
-            strategy = collective_for(self.codec).topology.strategy(self.layout, tuple(parts), rank)
+            strategy = collective_for(self.codec, topology).topology.strategy(self.layout, tuple(parts), rank)
             exchange = strategy.exchange(0)
             assert isinstance(exchange, PartsExchange)
             self.ranks[rank] = Rank(

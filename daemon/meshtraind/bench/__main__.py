@@ -37,6 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     allreduce.add_argument("--peers", type=int, default=2)
     allreduce.add_argument("--mb", type=int, default=46)
     allreduce.add_argument("--codec", default="fp32")
+    allreduce.add_argument("--topology")
     allreduce.add_argument("--rounds", type=int, default=10)
     allreduce.add_argument("--no-tls", action="store_true")
     codecs = commands.add_parser("codecs")
@@ -59,7 +60,7 @@ def _counts(text: str) -> list[int]:
 def _allreduce(options: argparse.Namespace) -> Report:
     if find_spec("torch") is None:
         raise BenchError("the comparison with gloo needs torch: pip install 'meshtraind[torch]' from this source")
-    settings = Settings(options.peers, options.mb, options.codec, options.rounds, not options.no_tls)
+    settings = Settings(options.peers, options.mb, options.codec, options.rounds, not options.no_tls, options.topology)
     return asyncio.run(compare(settings, loopback(settings.peers)))
 
 

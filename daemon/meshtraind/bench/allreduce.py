@@ -40,6 +40,8 @@ def _peers(settings: Settings, stations: Sequence[Station], folder: Path) -> lis
         argv = [*station.prefix, sys.executable, "-m", "meshtraind.bench.peer", "--rank", str(rank)]
         argv += ["--members", str(settings.peers), "--values", str(settings.values), "--codec", settings.codec]
         argv += ["--host", station.host]
+        if settings.topology is not None:
+            argv += ["--topology", settings.topology]
         if settings.tls:
             argv += ["--folder", str(folder / f"rank{rank}")]
         workers.append(Worker(f"meshtrain rank {rank}", argv))

@@ -67,11 +67,21 @@ class Neighbour:
 class Peer:
     """What the coordinator commands, one method each; `serve` calls them by name."""
 
-    def __init__(self, rank: int, members: int, values: int, codec: str, host: str, folder: Path | None) -> None:
+    def __init__(
+        self,
+        rank: int,
+        members: int,
+        values: int,
+        codec: str,
+        topology: str | None,
+        host: str,
+        folder: Path | None,
+    ) -> None:
         self._rank = rank
         self._members = members
         self._plan = plan_of(values)
         self._codec = codec
+        self._topology = topology
         self._layout = EncodedLayout(self._plan, parse_codec(codec))
         self._host = host
         self._folder = folder
@@ -101,7 +111,7 @@ class Peer:
             self._pins = PinTable(self._folder / "pins.db")
             self._stack.callback(self._pins.close)
             self._trust = Trust(self._identity, self._pins)
-        topology = collective_for(parse_codec(self._codec)).topology
+        topology = collective_for(parse_codec(self._codec), self._topology).topology
         strategy = topology.strategy(self._layout, tuple(range(self._members)), self._rank)
         steps = strategy.program.steps
         for rank in ({step.send_to for step in steps} | {step.recv_from for step in steps}) - {None}:
@@ -160,7 +170,7 @@ class Peer:
         vectors.fill(self._raw, self._rank)
         ranks = tuple(range(self._members))
         self.executor = Executor(
-            ExchangeSettings(plan=self._plan, codec=self._codec, job=JOB, seed=0, staleness=0),
+            ExchangeSettings(plan=self._plan, codec=self._codec, topology=self._topology, job=JOB, seed=0, staleness=0),
             self._rank,
             ExchangeMembers(
                 generation=GENERATION,
@@ -267,6 +277,7 @@ def main() -> None:
     parser.add_argument("--members", type=int, required=True)
     parser.add_argument("--values", type=int, required=True)
     parser.add_argument("--codec", required=True)
+    parser.add_argument("--topology")
     parser.add_argument("--host", required=True)
     parser.add_argument("--folder", type=Path, help="for the identity; without it there is no TLS")
     options = parser.parse_args()

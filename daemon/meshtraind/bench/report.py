@@ -88,6 +88,7 @@ class Report:
             "peers": settings.peers,
             "mb": settings.mb,
             "codec": settings.codec,
+            "topology": settings.topology,
             "tls": settings.tls,
             "ratio_median": round(ratio.median, 4),
             "ratio_min": round(min(ratio.rounds), 4),
@@ -114,8 +115,9 @@ class Report:
         """A table and two lines."""
         settings, ratio, memory = self.settings, self.ratio, self.memory
         security = "TLS" if settings.tls else "no TLS"
+        how = settings.codec if settings.topology is None else f"{settings.codec}, {settings.topology}"
         lines = [
-            f"all-reduce of {settings.mb} MB of fp32 over {settings.peers} peers, {settings.codec}, {security}, "
+            f"all-reduce of {settings.mb} MB of fp32 over {settings.peers} peers, {how}, {security}, "
             f"{settings.rounds} rounds of each side in turn; results checked, bit-equal on all peers",
             f"{'':<12}{'median':>12}{'fastest':>12}{'slowest':>12}{'bus per rank':>18}{'CPU':>14}",
         ]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshwire.codecs.registry import parse_codec
+from meshwire.collectives.strategy import collective_for
 from meshwire.limits import MIB
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import VALUE_BYTES, Plan, plan_buckets
@@ -30,6 +31,7 @@ class Settings:
         mb: size N of the vector of fp32 values, in 10^6 bytes.
         rounds: timed rounds of each side.
         tls: False only here; a daemon's links always have it.
+        topology: as typed; None: the codec's usual one.
     """
 
     peers: int
@@ -37,6 +39,7 @@ class Settings:
     codec: str = "fp32"
     rounds: int = 10
     tls: bool = True
+    topology: str | None = None
 
     def __post_init__(self) -> None:
         for name, value, least, most in (
@@ -47,9 +50,13 @@ class Settings:
             if not least <= value <= most:
                 raise BenchError(f"{name} {value}: choose {least} to {most}")
         try:
-            parse_codec(self.codec)
+            codec = parse_codec(self.codec)
         except ValueError as error:
             raise BenchError(f"--codec: {error}") from None
+        try:
+            collective_for(codec, self.topology)
+        except ValueError as error:
+            raise BenchError(str(error)) from None
 
     @property
     def values(self) -> int:

@@ -22,6 +22,7 @@ from meshtraind.executor.projections import Projections
 from meshtraind.executor.reducers import Materials, reducer_for
 from meshtraind.executor.round_buffers import RoundMemory
 from meshwire.codecs.registry import CodecSpec
+from meshwire.collectives.strategy import collective_for
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import plan_buckets
 
@@ -55,7 +56,7 @@ class OneMember:
         rounds: dict[int, RoundResults] = {}
         self._projections = Projections(self._forms, rounds, 0, 0, 1, compensation.residual)
         materials = Materials(self._forms, self._projections, compensation, 0, feedback, None)
-        self._memory = RoundMemory(self._forms, rounds, self._projections, reducer_for(spec.reduction, materials))
+        self._memory = RoundMemory(self._forms, rounds, self._projections, reducer_for(collective_for(spec), materials))
         self._feedback = feedback
         self.encoded_bytes = 0  # of the last round
 

@@ -88,7 +88,7 @@ class Executor:
         rounds: dict[int, RoundResults] = {}
         self._projections = Projections(self._forms, rounds, settings.seed, staleness, first, compensation.residual)
         reducer = reducer_for(
-            self._collective.reduction,
+            self._collective,
             Materials(self._forms, self._projections, compensation, owner_seed, self._feedback, budget),
         )
         self._memory = RoundMemory(self._forms, rounds, self._projections, reducer)

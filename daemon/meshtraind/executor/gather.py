@@ -19,7 +19,7 @@ from meshtraind.contributions.received import (
 from meshtraind.contributions.results import Final
 from meshtraind.contributions.segments import Segment
 from meshtraind.executor.result_slot import ResultSlot
-from meshtraind.executor.ring_and_sharded import Arithmetic
+from meshtraind.executor.ring_and_sharded import Arithmetic, ShardedArithmetic
 from meshwire.collectives.exchange import Work
 
 
@@ -70,6 +70,16 @@ class GatherArithmetic(Arithmetic):
 
     def _squared_norm(self, values: Values) -> float:
         """By halves, for every member computes it: what a BLAS adds up in which order depends on the processor."""
+        wide = self._wide[: len(values)]
+        np.copyto(wide, values)
+        return squared_norm_by_halves(wide)
+
+
+class AllToAllArithmetic(ShardedArithmetic):
+    """Sums all parts in the order of ranks, divides once, and encodes the mean: what a shard's owner does, of every run
+    and by everybody, in the same bits."""
+
+    def _squared_norm(self, values: Values) -> float:
         wide = self._wide[: len(values)]
         np.copyto(wide, values)
         return squared_norm_by_halves(wide)

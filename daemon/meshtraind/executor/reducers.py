@@ -1,7 +1,8 @@
-"""How this daemon makes its part of a round and sums it with those of others: one object for each kind of reduction.
+"""How this daemon makes its part of a round and sums it with those of others: one object for each kind of reduction
+and way of buckets.
 
-It is chosen once a job, and is the daemon's half of `meshwire.codecs.spec.Reduction`. A new kind is a class here, an
-arithmetic and, if none of those there are will do, a contribution.
+It is chosen once a job, and is the daemon's half of `meshwire.collectives.strategy.Collective`. A new kind is a class
+here, an arithmetic and, if none of those there are will do, a contribution.
 """
 
 from abc import ABC, abstractmethod
@@ -12,15 +13,19 @@ from types import MappingProxyType
 import numpy as np
 
 from meshtraind.codecs.base import Values
-from meshtraind.contributions.contribution import Compensation, OwnContribution, WithErrorFeedback
+from meshtraind.contributions.contribution import Compensation, OwnContribution, Retained, WithErrorFeedback
 from meshtraind.contributions.error_feedback import Feedback
 from meshtraind.contributions.segments import Areas, RoundForm, RoundForms
 from meshtraind.contributions.sketch import Shares, SketchPart
-from meshtraind.executor.gather import GatherArithmetic
+from meshtraind.executor.gather import AllToAllArithmetic, GatherArithmetic
 from meshtraind.executor.projections import Projections
 from meshtraind.executor.ring_and_sharded import Arithmetic, HopArithmetic, ShardedArithmetic
 from meshtraind.executor.sketch import SketchArithmetic
 from meshwire.codecs.spec import Reduction
+from meshwire.collectives.direct import AllToAllStrategy, GatherStrategy, ShardedStrategy
+from meshwire.collectives.exchange import Strategy
+from meshwire.collectives.hops import HopStrategy
+from meshwire.collectives.strategy import Collective
 from meshwire.layout.budget import Budget
 
 
@@ -112,6 +117,21 @@ class OwnerReducer(Reducer):
         return ShardedArithmetic(form.segments, values, self._of.owner_seed, self._of.feedback, self._of.budget)
 
 
+class AllToAllReducer(Reducer):
+    """Parts meet whole at everybody, and each encodes their mean for itself. So what a member adds of its own is what
+    it has sent to the others, to the bit."""
+
+    def __init__(self, materials: Materials) -> None:
+        super().__init__(materials)
+        self._segment = self._scratch()
+
+    def contribution(self, form: RoundForm, areas: Areas, number: int, weight: float, members: int) -> OwnContribution:
+        return Retained(form.segments, areas.take(), self._segment)
+
+    def arithmetic(self, form: RoundForm) -> Arithmetic:
+        return AllToAllArithmetic(form.segments, form.layout.plan.segment_values, self._of.owner_seed, None, None)
+
+
 class GatherReducer(OwnerReducer):
     """Parts meet whole at everybody, and each adds them up for itself."""
 
@@ -119,16 +139,17 @@ class GatherReducer(OwnerReducer):
         return GatherArithmetic(form.segments, form.layout.plan.segment_values)
 
 
-_REDUCERS: Mapping[Reduction, type[Reducer]] = MappingProxyType(
+_REDUCERS: Mapping[tuple[Reduction, type[Strategy]], type[Reducer]] = MappingProxyType(
     {
-        Reduction.LINEAR: LinearReducer,
-        Reduction.SKETCH: SketchReducer,
-        Reduction.TWO_SIDED: OwnerReducer,
-        Reduction.GATHER: GatherReducer,
+        (Reduction.LINEAR, HopStrategy): LinearReducer,
+        (Reduction.LINEAR, AllToAllStrategy): AllToAllReducer,
+        (Reduction.SKETCH, HopStrategy): SketchReducer,
+        (Reduction.TWO_SIDED, ShardedStrategy): OwnerReducer,
+        (Reduction.GATHER, GatherStrategy): GatherReducer,
     }
 )
 
 
-def reducer_for(reduction: Reduction, materials: Materials) -> Reducer:
-    """For a job's codec."""
-    return _REDUCERS[reduction](materials)
+def reducer_for(collective: Collective, materials: Materials) -> Reducer:
+    """For a job's codec, and the way that its buckets go."""
+    return _REDUCERS[collective.reduction, collective.way](materials)

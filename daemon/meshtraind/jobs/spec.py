@@ -64,7 +64,7 @@ def make_spec(
         data_path=body.data_path,
         sync=sync,
         codec=str(codec),
-        topology=collective_for(codec, body.topology).topology.name,
+        topology=str(collective_for(codec, body.topology).topology),
         masks=masks_of(body.masks, sync, codec),
         on_nan=body.on_nan,
         seed=secrets.randbits(62) if seed is None else seed,

@@ -135,7 +135,12 @@ class Submission:
         """Reads what was typed, and adds to the notes what the person should know. Raises RequestFailed."""
         cores = {self._cores(member) for member in members}
         sync = check_settings(body, unequal_peers=len(cores) > 1)
-        if (note := cost_note(collective_for(codec_of(sync, body.codec), body.topology), len(members))) is not None:
+        collective = collective_for(codec_of(sync, body.codec), body.topology)
+        topology = collective.topology
+        if body.peers_max is None and any(rank >= len(members) for rank in topology.named):
+            ranks = ", ".join(f"{rank} is {member.name}" for rank, member in enumerate(members))
+            raise RequestFailed(f"--topology {topology}: the job has no such rank; {ranks}")
+        if (note := cost_note(collective, len(members))) is not None:
             notes.append(note)
         if body.shares is None and sync.shares == "speed" and len(cores) > 1:
             notes.append(

@@ -27,6 +27,9 @@ def allreduce(
     peers: Annotated[int, typer.Option(metavar="M", help="How many peer processes, all on this machine.")] = 2,
     mb: Annotated[int, typer.Option(metavar="N", help="Size of the vector of fp32 values, in 10^6 bytes.")] = 46,
     codec: Annotated[str, typer.Option(help="How values travel; see `meshtrain codecs`. gloo's: as fp32.")] = "fp32",
+    topology: Annotated[
+        str | None, typer.Option(metavar="NAME[:RANKS]", help="Who sends to whom; see `meshtrain topology`.")
+    ] = None,
     rounds: Annotated[int, typer.Option(metavar="K", help="Timed rounds of each side, in turn.")] = 10,
     no_tls: Annotated[bool, typer.Option("--no-tls", help="Plain TCP, as gloo's; no daemon can do so.")] = False,
     as_json: Json = False,
@@ -37,7 +40,7 @@ def allreduce(
     with whatever else this machine does. No daemon needs to run.
     """
     argv = ["allreduce", "--peers", str(peers), "--mb", str(mb), "--codec", codec, "--rounds", str(rounds)]
-    _run([*argv, *["--no-tls"] * no_tls, *["--json"] * as_json])
+    _run([*argv, *(["--topology", topology] if topology else []), *["--no-tls"] * no_tls, *["--json"] * as_json])
 
 
 @bench.command()

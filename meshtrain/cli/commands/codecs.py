@@ -5,12 +5,11 @@ from typing import Any
 from meshtrain.cli.ui.errors import reported
 from meshtrain.cli.ui.options import Json
 from meshtrain.cli.ui.terminal import print_json, print_table, say
-from meshwire import limits
 from meshwire.codecs.registry import FAMILIES, parse_codec
 from meshwire.codecs.schedules import Ramp
 from meshwire.codecs.spec import Family, Value
 from meshwire.collectives.strategy import topologies_for
-from meshwire.layout.projections import TRANSFORMS
+from meshwire.layout.projections import bits_per_value
 from meshwire.memory_layout.footprint import residual_bytes
 
 
@@ -20,8 +19,8 @@ def codecs(as_json: Json = False) -> None:
 
     Bits are those of one value in a full segment, the most where they follow the values or change over the rounds, or
     in a square matrix where factors of matrices are sent. State is what error feedback and momentum keep on each device
-    under bsp. Of several exchanges the first is taken unless another is typed, as in topk:0.01,gather,
-    or behind --topology.
+    under bsp. Of several exchanges the first is taken unless another is typed, as in topk:0.01,gather. --topology takes
+    others in their place, which --json lists.
     """
     documents = [_document(family) for family in FAMILIES.values()]
     if as_json:
@@ -31,7 +30,7 @@ def codecs(as_json: Json = False) -> None:
         (
             str(each["name"]),
             f"{'' if each['fixed'] else '<= '}{each['bits_per_value']:.4g}",
-            ", ".join(each["topologies"]),
+            ", ".join(each["exchanges"]),
             f"{each['state_bytes_per_value']:g} B" if each["state_bytes_per_value"] else "-",
             str(each["example"]),
             str(each["about"]),
@@ -44,18 +43,17 @@ def codecs(as_json: Json = False) -> None:
 
 def _document(family: Family) -> dict[str, Any]:
     spec = parse_codec(family.name)
-    count = limits.SEGMENT_VALUES_MAX
-    sent = TRANSFORMS[family.name].sent_values(spec, count) if family.transforms else count
     return {
         "name": family.name,
         "about": family.about,
         "source": family.source,
-        "topologies": [each.name for reduction in family.reductions for each in topologies_for(reduction)],
+        "exchanges": [topologies_for(family, reduction)[0].name for reduction in family.reductions],
+        "topologies": [each.name for reduction in family.reductions for each in topologies_for(family, reduction)],
         "reductions": [reduction.text for reduction in family.reductions],
         "fixed": family.fixed,
-        "bits_per_value": 8 * spec.segment_bytes_max(sent) / count,
+        "bits_per_value": bits_per_value(spec),
         "error_feedback": spec.error_feedback,
-        "state_bytes_per_value": residual_bytes(spec, count, 0) / count,
+        "state_bytes_per_value": residual_bytes(spec, 1, 0),
         "parameters": [
             {"name": each.name, "about": each.about, "legal": each.legal, "default": _plain(each.default)}
             for each in family.parameters

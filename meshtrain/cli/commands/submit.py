@@ -98,10 +98,12 @@ def submit(
         str | None,
         typer.Option(
             "--topology",
-            metavar="NAME",
-            help="Who sends to whom: ring, the default of codecs that add up, suits most networks; tree and butterfly "
-            "need fewer steps, which counts where models are small or latencies large. `meshtrain codecs` shows which "
-            "codec goes over which.",
+            metavar="NAME[:RANKS]",
+            help="Who sends to whom: ring, the default of codecs that add up, suits most networks. star:2 with a cable "
+            "at rank 2 takes the air of a WiFi cell least; tree, butterfly and sharded need fewer steps, which counts "
+            "where models are small or latencies large; hierarchical:3 is for two sites, the second one from rank 3 "
+            "on. Ranks are as in --on; else this device is 0, the others follow by name. `meshtrain topology` shows "
+            "and draws all.",
         ),
     ] = None,
     masks: Annotated[

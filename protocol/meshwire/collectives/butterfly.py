@@ -8,12 +8,16 @@ one vector, and their partners one more.
 
 from collections.abc import Iterator
 
-from meshwire.collectives.topology import Op, Program, Transfer, program_from
+from meshwire.collectives.topology import Op, Scheme, Transfer
 
 
-def butterfly_transfers(members: int) -> Iterator[Transfer]:
-    """Position p < k ends the first half with the sum of shard p. At distance d it gives p xor d the d shards of that
-    one's block, one shard at each step."""
+def butterfly_scheme(members: int) -> Scheme:
+    """Position p < k ends the first half with the sum of shard p."""
+    return Scheme(_transfers(members), [{position} for position in range(_core(members))])
+
+
+def _transfers(members: int) -> Iterator[Transfer]:
+    """At distance d position p gives p xor d the d shards of that one's block, one shard at each step."""
     core = _core(members)
     folded = range(members - core)
     step = 0
@@ -37,23 +41,6 @@ def butterfly_transfers(members: int) -> Iterator[Transfer]:
         for partner in folded:
             yield Transfer(step, partner, core + partner, shard, Op.COPY)
         step += 1
-
-
-def butterfly_program(ranks: tuple[int, ...], rank: int) -> Program:
-    """One rank's. A world of one has no steps and owns everything. Raises ValueError as `program_from`."""
-    return program_from(butterfly_transfers(len(ranks)), ranks, rank, owners=range(_core(len(ranks))))
-
-
-def butterfly_area_vectors(members: int) -> int:
-    """What a round takes, in vectors: sums that come to a shard that has one already lie behind the vector, and take no
-    more than another one."""
-    return 1 if members <= 2 else 2
-
-
-def butterfly_sent_vectors(members: int) -> float:
-    """What the busiest member sends in a round: its shares, and the whole result to one above k if there is one."""
-    core = _core(members)
-    return 2 * (core - 1) / core + (members > core)
 
 
 def _core(members: int) -> int:

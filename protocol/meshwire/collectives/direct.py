@@ -4,10 +4,14 @@ different members match.
 
 - sharded: encoded to its shard's owner, and once more from it. The owner keeps the parts of all members apart, behind
   the vector in its area. A final shard is cut into frames as a part is.
-- gather: every part goes from its member to each other one, who each sum all parts and divide once by the weight.
-  Nothing is encoded anew, so there is no vector of encoded means: what is kept of a round are the parts of those that
-  contributed, in the order of ranks.
+- all-to-all: every part goes from its member to each other one, who each sum all parts, divide once by the weight, and
+  encode the mean for themselves: linear codecs, which draw nothing and owe nothing, find the same bytes.
+- gather: the same, but nothing is encoded anew, so there is no vector of encoded means: what is kept of a round are the
+  parts of those that contributed, in the order of ranks.
 """
+
+from abc import abstractmethod
+from typing import ClassVar
 
 from meshwire.collectives.exchange import BucketExchange, Part, Place, Strategy, Work
 from meshwire.collectives.topology import Op, Program, Step
@@ -16,44 +20,50 @@ from meshwire.layout.encoded import EncodedLayout
 
 
 class PartsStrategy(Strategy):
-    """The others' parts of what this rank finishes lie in one block for each step at which one is received.
+    """The others' parts of what this rank finishes lie in one block for each step at which one is received, behind the
+    vector, if the area holds one."""
 
-    Args:
-        start: in bytes of the area, of the first block.
-    """
+    holds_vector: ClassVar[bool] = True
+    own_kept = True
 
-    def __init__(self, layout: EncodedLayout, program: Program, start: int) -> None:
+    def __init__(self, layout: EncodedLayout, program: Program) -> None:
         super().__init__(layout, program)
-        (owned,) = program.owned
-        self._starts: list[int] = []  # by bucket: what to add to a place in the vector to come into the first block
-        self._block_bytes = 0
-        for bucket, of_bucket in enumerate(self.shards):
-            own = of_bucket[owned]
-            offset, length = layout.span(bucket, own.first_segment, own.segment_count)
-            self._starts.append(start + self._block_bytes - offset)
-            self._block_bytes += length
-        self.area_bytes = start + (len(program.ranks) - 1) * self._block_bytes
+        self._moved: dict[int, list[int]] = {}  # by step, by bucket: what to add to a place in the vector
+        self.area_bytes = layout.total_bytes if self.holds_vector else 0
+        for step in _parts_steps(program):
+            moved = self._moved[step] = []
+            shard = program.steps[step].recv_shard
+            assert shard is not None
+            for bucket, of_bucket in enumerate(self.shards):
+                run = of_bucket[shard]
+                offset, length = layout.span(bucket, run.first_segment, run.segment_count)
+                moved.append(self.area_bytes - offset)
+                self.area_bytes += length
+
+    @classmethod
+    def area_vectors(cls, program: Program) -> float:
+        return cls.holds_vector + len(_parts_steps(program)) / program.shard_count
 
     def place(self, step: int, bucket: int, first_segment: int, segment_count: int) -> Place:
         """Of a run that is received at a step that brings a part."""
         offset, length = self.layout.span(bucket, first_segment, segment_count)
-        return offset + self._starts[bucket] + step * self._block_bytes, length
+        return offset + self._moved[step][bucket], length
+
+
+def _parts_steps(program: Program) -> list[int]:
+    """Those at which a part is received."""
+    return [index for index, step in enumerate(program.steps) if step.op is not Op.COPY and step.recv_shard is not None]
 
 
 class PartsExchange(BucketExchange):
-    """The state of one bucket in one round. The steps that bring parts are the program's first ones."""
+    """The state of one bucket in one round."""
 
     def __init__(self, bucket: int, strategy: PartsStrategy) -> None:
         super().__init__(bucket, strategy)
         self._strategy = strategy
-        program = strategy.program
-        (self._owned,) = program.owned
-        # By first segment of each run that is summed here: what others have sent of it.
-        self._runs = self._chunks[self._owned]
-        self._received: dict[int, dict[int, Header]] = {first: {} for first, _ in self._runs}
-        self._final_steps = tuple(
-            index for index, step in enumerate(program.steps) if step.op is Op.COPY and step.send_shard is not None
-        )
+        # The runs that are summed here, with their shards; by first segment of each, what others have sent of it.
+        self._owned = {run: shard for shard in sorted(self._program.owned) for run in self._chunks[shard]}
+        self._received: dict[int, dict[int, Header]] = {first: {} for first, _ in self._owned}
 
     def _wrong(self, step: Step, header: Header, left: int) -> str | None:
         cut = min(left, self._layout.chunk_segments(self._bucket))
@@ -78,6 +88,10 @@ class PartsExchange(BucketExchange):
 
     def _all_there(self, received: dict[int, Header]) -> bool:
         return self._part is not None and len(received) == len(self._program.ranks) - 1
+
+    @abstractmethod
+    def _final_steps(self, shard: int) -> tuple[int, ...]:
+        """Those that send what is finished here."""
 
     def _sent(self, steps: tuple[int, ...], first_segment: int, segment_count: int) -> Work:
         """The own part of a run, as it is."""
@@ -132,7 +146,7 @@ class PartsExchange(BucketExchange):
             finish=True,
             deliver=True,
             at_once=True,
-            send_steps=self._final_steps,
+            send_steps=self._final_steps(self._owned[first_segment, segment_count]),
             contributors=contributors,
             weight=weight,
             poison=poison,
@@ -143,10 +157,7 @@ class PartsExchange(BucketExchange):
 
 
 class ShardedStrategy(PartsStrategy):
-    """To each shard's owner and back: parts lie behind the vector."""
-
-    def __init__(self, layout: EncodedLayout, program: Program) -> None:
-        super().__init__(layout, program, layout.total_bytes)
+    """To each shard's owner and back."""
 
     def exchange(self, bucket: int) -> "ShardedExchange":
         return ShardedExchange(bucket, self)
@@ -162,21 +173,28 @@ class ShardedExchange(PartsExchange):
     def _contributed(self) -> list[Work]:
         works: list[Work] = []
         for index, step in enumerate(self._program.steps):
-            if step.op is Op.REDUCE:
-                assert step.send_shard is not None
+            if step.send_shard is not None and step.send_shard not in self._program.owned:
                 works += [self._sent((index,), first, count) for first, count in self._chunks[step.send_shard]]
-        there = [run for run in self._runs if self._all_there(self._received[run[0]])]
+        there = [run for run in self._owned if self._all_there(self._received[run[0]])]
         return works + [self._summed(first, count) for first, count in there]
 
+    def _final_steps(self, shard: int) -> tuple[int, ...]:
+        return self._program.routes[shard].spread
 
-class GatherStrategy(PartsStrategy):
-    """From everybody to everybody: there are parts alone."""
 
-    def __init__(self, layout: EncodedLayout, program: Program) -> None:
-        super().__init__(layout, program, 0)
+class AllToAllStrategy(PartsStrategy):
+    """From everybody to everybody, of codecs that encode the mean anew: each does so for itself, in the same bits."""
+
+    projections = False
 
     def exchange(self, bucket: int) -> "GatherExchange":
         return GatherExchange(bucket, self)
+
+
+class GatherStrategy(AllToAllStrategy):
+    """From everybody to everybody, of codecs that do not: there are parts alone."""
+
+    holds_vector = False
 
 
 class GatherExchange(PartsExchange):
@@ -188,9 +206,12 @@ class GatherExchange(PartsExchange):
     def _contributed(self) -> list[Work]:
         works: list[Work] = []
         everywhere = tuple(range(len(self._program.steps)))
-        for first, count in self._runs:
+        for first, count in self._owned:
             if everywhere:  # none for a member alone
                 works.append(self._sent(everywhere, first, count))
             if self._all_there(self._received[first]):
                 works.append(self._summed(first, count))
         return works
+
+    def _final_steps(self, shard: int) -> tuple[int, ...]:
+        return ()

@@ -9,6 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
+from typing import ClassVar
 
 from meshwire.collectives.topology import Op, Program, Step, bucket_shards
 from meshwire.frames.header import Flags, Header
@@ -71,11 +72,15 @@ class Strategy(ABC):
     receives lands.
 
     Attributes:
+        own_kept: the own part is encoded at any s, as soon as it is ready, and kept beside what is on its way.
+        projections: vectors that stand for longer ones go so, too.
         shards: by bucket.
         chunks: by bucket and shard: (first segment, segment count) of each frame that carries a piece of it.
         area_bytes: memory of a round: the encoded vector first, but for a gather.
     """
 
+    own_kept: ClassVar[bool] = False
+    projections: ClassVar[bool] = True
     area_bytes: int
 
     def __init__(self, layout: EncodedLayout, program: Program) -> None:
@@ -87,6 +92,11 @@ class Strategy(ABC):
         self.chunks = [
             [layout.chunks(bucket, shard) for shard in of_bucket] for bucket, of_bucket in enumerate(self.shards)
         ]
+
+    @classmethod
+    @abstractmethod
+    def area_vectors(cls, program: Program) -> float:
+        """What a round's area takes, in encoded vectors, where all shards are equally large."""
 
     @abstractmethod
     def exchange(self, bucket: int) -> "BucketExchange":

@@ -33,6 +33,10 @@ class HopStrategy(Strategy):
                     moved.append(self.area_bytes - offset)
                     self.area_bytes += length
 
+    @classmethod
+    def area_vectors(cls, program: Program) -> float:
+        return 1 + sum(len(route.sums[1:]) for route in program.routes) / program.shard_count
+
     def exchange(self, bucket: int) -> "HopExchange":
         return HopExchange(bucket, self)
 

@@ -1,102 +1,143 @@
-"""The topologies there are, one entry each: which codecs go over it (C2), and what that needs on one rank.
+"""The topologies there are, one entry each: which codecs go over it (C2), and how its buckets go.
 
-A new one is a file that gives each rank its program, and an entry here.
+A new one is a file that gives its scheme, and an entry here. What a round takes in memory and on links follows from the
+programs that are made of it.
 """
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from types import MappingProxyType
 
-from meshwire.codecs.spec import CodecSpec, Reduction
-from meshwire.collectives.butterfly import butterfly_area_vectors, butterfly_program, butterfly_sent_vectors
-from meshwire.collectives.direct import GatherStrategy, ShardedStrategy
+from meshwire import limits
+from meshwire.codecs.registry import FP32
+from meshwire.codecs.spec import CodecSpec, Family, Reduction
+from meshwire.collectives.butterfly import butterfly_scheme
+from meshwire.collectives.direct import AllToAllStrategy, GatherStrategy, ShardedStrategy
 from meshwire.collectives.exchange import Strategy
+from meshwire.collectives.hierarchical import hierarchical_scheme
 from meshwire.collectives.hops import HopStrategy
-from meshwire.collectives.topology import Program, gather_program, ring_program, sharded_program
-from meshwire.collectives.tree import tree_area_vectors, tree_program, tree_sent_vectors
+from meshwire.collectives.load import load_of
+from meshwire.collectives.sharded import sharded_scheme
+from meshwire.collectives.topology import Program, Scheme, gather_scheme, programs_from, ring_scheme
+from meshwire.collectives.tree import tree_scheme
 from meshwire.layout.encoded import EncodedLayout
 
-ProgramOf = Callable[[tuple[int, ...], int], Program]
-"""Of a generation's ranks, in ring order, and one of them."""
+Ranks = tuple[int, ...]
+SchemeOf = Callable[[Ranks, Ranks], Scheme]
+"""Of a generation's ranks, in ring order, and of those that were typed with the topology's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """One way from member to member for a round's bytes, as chosen by `--topology`.
+    """One way from member to member for a round's bytes, as chosen by `--topology NAME[:RANK,...]`.
 
     Attributes:
         about: one line.
-        reductions: of the codecs that go over it.
-        exchanged: how buckets go their way, given a rank's program.
-        area_vectors: about what a round takes in an area, in encoded vectors, by number of members.
-        sent_vectors: what the busiest member sends in a round, in encoded vectors, by number of members.
+        ways: how buckets go their way, by reduction of the codecs that go over it.
+        scheme: which transfers there are.
+        takes: what ranks behind the name mean; None: it takes none.
+        named: these ranks.
+        named_min, named_max: how many there may be.
     """
 
     name: str
     about: str
-    reductions: tuple[Reduction, ...]
-    program: ProgramOf
-    exchanged: Callable[[EncodedLayout, Program], Strategy]
-    area_vectors: Callable[[int], int]
-    sent_vectors: Callable[[int], float]
+    ways: Mapping[Reduction, type[Strategy]]
+    scheme: SchemeOf
+    takes: str | None = None
+    named: Ranks = ()
+    named_min: int = 0
+    named_max: int = 0
 
-    def strategy(self, layout: EncodedLayout, ranks: tuple[int, ...], rank: int) -> Strategy:
+    def __str__(self) -> str:
+        """As it is typed."""
+        return f"{self.name}:{','.join(map(str, self.named))}" if self.named else self.name
+
+    def programs(self, ranks: Ranks) -> tuple[Program, ...]:
+        """Of all members, in ring order. Raises ValueError when `ranks` are not sorted."""
+        return _programs(str(self), ranks)
+
+    def program(self, ranks: Ranks, rank: int) -> Program:
+        """One member's. Raises ValueError when `ranks` are not sorted, or `rank` is none of them."""
+        programs = self.programs(ranks)
+        if rank not in ranks:
+            raise ValueError(f"rank {rank} is not one of {ranks}")
+        return programs[ranks.index(rank)]
+
+    def strategy(self, layout: EncodedLayout, ranks: Ranks, rank: int) -> Strategy:
         """Of the rounds that are laid out so. Raises ValueError as the programs do."""
-        return self.exchanged(layout, self.program(ranks, rank))
+        return self.ways[layout.reduction](layout, self.program(ranks, rank))
 
+    def sent_vectors(self, members: int) -> float:
+        """What the busiest member sends in a round, in encoded vectors."""
+        return max(load_of(self.programs(tuple(range(members)))).sent)
 
-def _ring_sent_vectors(members: int) -> float:
-    return 2 * (members - 1) / members
+    def area_vectors(self, reduction: Reduction, members: int) -> int:
+        """About what a round takes in the largest area of any member, in encoded vectors."""
+        way = self.ways[reduction]
+        return math.ceil(max(map(way.area_vectors, self.programs(tuple(range(members))))))
 
 
 _TOPOLOGIES = (
     Topology(
         "ring",
         "from each member to the next, in 2 (m - 1) steps; all send the same",
-        (Reduction.LINEAR, Reduction.SKETCH),
-        ring_program,
-        HopStrategy,
-        area_vectors=lambda _: 1,
-        sent_vectors=_ring_sent_vectors,
+        {Reduction.LINEAR: HopStrategy, Reduction.SKETCH: HopStrategy},
+        lambda ranks, _: ring_scheme(len(ranks)),
     ),
     Topology(
         "tree",
         "up to one member and down again, in 2 log2 m steps; that one sends log2 m vectors",
-        (Reduction.LINEAR,),
-        tree_program,
-        HopStrategy,
-        tree_area_vectors,
-        tree_sent_vectors,
+        {Reduction.LINEAR: HopStrategy},
+        lambda ranks, _: tree_scheme(len(ranks)),
     ),
     Topology(
         "butterfly",
         "halves, quarters .. with ever other members, in 2 log2 m exchanges; best with 2, 4, 8 .. of them",
-        (Reduction.LINEAR,),
-        butterfly_program,
-        HopStrategy,
-        butterfly_area_vectors,
-        butterfly_sent_vectors,
+        {Reduction.LINEAR: HopStrategy},
+        lambda ranks, _: butterfly_scheme(len(ranks)),
     ),
     Topology(
         "sharded",
-        "to each shard's owner, and from it to all, in 2 steps; all send the same",
-        (Reduction.TWO_SIDED,),
-        sharded_program,
-        ShardedStrategy,
-        area_vectors=lambda _: 2,  # beside the vector lie the others' parts of what this rank owns: about another one
-        sent_vectors=_ring_sent_vectors,
+        "to each shard's owner, and from it to all, in 2 steps; all send the same, if all own shards",
+        {Reduction.TWO_SIDED: ShardedStrategy, Reduction.LINEAR: HopStrategy},
+        sharded_scheme,
+        "the owners of equal shards, sharded:0,0,1, where 0 owns two thirds; else everybody",
+        named_max=limits.MEMBERS_MAX,
+    ),
+    Topology(
+        "star",
+        "to one member, and from it to all, in 2 steps; that one sends m - 1 vectors, and should have a cable",
+        {Reduction.LINEAR: HopStrategy, Reduction.TWO_SIDED: ShardedStrategy},
+        lambda ranks, named: sharded_scheme(ranks, named or ranks[:1]),
+        "the rank in the middle, star:2; else the lowest",
+        named_max=1,
+    ),
+    Topology(
+        "hierarchical",
+        "within groups to a leader each, round the ring of leaders, and back; for two sites or machines",
+        {Reduction.LINEAR: HopStrategy},
+        hierarchical_scheme,
+        "the ranks at which another group begins, hierarchical:3",
+        named_min=1,
+        named_max=limits.MEMBERS_MAX - 1,
     ),
     Topology(
         "gather",
-        "from everybody to everybody, in 1 step; all send m - 1 vectors",
-        (Reduction.GATHER,),
-        gather_program,
-        GatherStrategy,
-        area_vectors=lambda members: members - 1,
-        sent_vectors=lambda members: members - 1.0,
+        "all-to-all: from everybody to everybody, in 1 step; all send m - 1 vectors",
+        {Reduction.GATHER: GatherStrategy, Reduction.LINEAR: AllToAllStrategy},
+        lambda ranks, _: gather_scheme(len(ranks)),
     ),
 )
 TOPOLOGIES: Mapping[str, Topology] = MappingProxyType({topology.name: topology for topology in _TOPOLOGIES})
+
+
+@lru_cache(maxsize=8)  # of 64 members they take a megabyte
+def _programs(text: str, ranks: Ranks) -> tuple[Program, ...]:
+    topology = topology_of(text)
+    return programs_from(topology.scheme(ranks, topology.named), ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +152,43 @@ class Collective:
         """What is done with encoded vectors on their way."""
         return self.codec.reduction
 
+    @property
+    def way(self) -> type[Strategy]:
+        """How buckets go."""
+        return self.topology.ways[self.reduction]
+
     def round_vectors(self, staleness: int, members: int) -> int:
         """About what a round takes in encoded vectors, until all hold it: what is on its way, and the own part, which
         with s=0 can stay in the raw slot where parts are plain sums (M1)."""
-        return self.topology.area_vectors(members) + bool(staleness or self.reduction.own_kept)
+        own_kept = staleness or self.reduction.own_kept or self.way.own_kept
+        return self.topology.area_vectors(self.reduction, members) + bool(own_kept)
 
 
-def topologies_for(reduction: Reduction) -> tuple[Topology, ...]:
-    """Those that such codecs go over; the first is taken unless another is chosen."""
-    return tuple(topology for topology in TOPOLOGIES.values() if reduction in topology.reductions)
+def topologies_for(family: Family, reduction: Reduction) -> tuple[Topology, ...]:
+    """Those that codecs of a family go over; the first is taken unless another is chosen.
+
+    Args:
+        reduction: theirs, for some families allow several.
+    """
+    ways = [(each, each.ways[reduction]) for each in TOPOLOGIES.values() if reduction in each.ways]
+    return tuple(each for each, way in ways if way.projections or not family.transforms)
+
+
+def topology_of(text: str) -> Topology:
+    """As typed behind `--topology`: NAME[:RANK,...]. Raises ValueError, which says what there is."""
+    name, colon, typed = text.partition(":")
+    topology = TOPOLOGIES.get(name)
+    if topology is None:
+        raise ValueError(f"--topology {text}: there is no such topology; there are {', '.join(TOPOLOGIES)}")
+    ranks = typed.split(",") if colon else []
+    if topology.takes is None and ranks:
+        raise ValueError(f"--topology {text}: there is nothing to be said of a {name} behind a colon")
+    known = all(rank.isdecimal() and len(rank) <= 2 and int(rank) < limits.MEMBERS_MAX for rank in ranks)
+    if not known or not topology.named_min <= len(ranks) <= topology.named_max:
+        raise ValueError(
+            f"--topology {text}: behind {name}: stand ranks, 0 to {limits.MEMBERS_MAX - 1}: {topology.takes}"
+        )
+    return replace(topology, named=tuple(map(int, ranks)))
 
 
 def collective_for(codec: CodecSpec, topology: str | None = None) -> Collective:
@@ -128,14 +197,12 @@ def collective_for(codec: CodecSpec, topology: str | None = None) -> Collective:
     Args:
         topology: as typed; None: the codec's usual one.
     """
-    legal = topologies_for(codec.reduction)
+    legal = topologies_for(codec.family, codec.reduction)
     if topology is None:
         return Collective(codec, legal[0])
-    if topology not in TOPOLOGIES:
-        raise ValueError(f"--topology {topology}: there is no such topology; there are {', '.join(TOPOLOGIES)}")
-    if TOPOLOGIES[topology] not in legal:
-        names = " or ".join(each.name for each in legal)
-        dense = topologies_for(Reduction.LINEAR)
-        other = " (or --codec fp32 or fp16)" if TOPOLOGIES[topology] in dense else ""
-        raise ValueError(f"--topology {topology} is not for --codec {codec}: use {names}{other}")
-    return Collective(codec, TOPOLOGIES[topology])
+    chosen, names = topology_of(topology), [each.name for each in legal]
+    if chosen.name not in names:
+        dense = topologies_for(FP32.family, Reduction.LINEAR)
+        other = " (or --codec fp32 or fp16)" if chosen.name in [each.name for each in dense] else ""
+        raise ValueError(f"--topology {topology} is not for --codec {codec}: use {' or '.join(names)}{other}")
+    return Collective(codec, chosen)

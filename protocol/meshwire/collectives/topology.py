@@ -1,12 +1,14 @@
 """Who sends what to whom: a topology is a pure function that gives every rank its program (DESIGN section 7).
 
+It says which transfers there are, from position to position (a scheme); what each rank does follows from that.
+
 A rank is for a job's life, so those of a generation need not follow each other; shards go by position in the ring.
 Every rank begins with its own part of every shard. What a step sends is the shard as it stands after all receipts of it
 at earlier steps. A shard is a run of whole segments of one bucket.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from itertools import groupby
@@ -114,121 +116,93 @@ class Program:
         return [step.send_shard for step in self.steps if step.send_shard is not None]
 
 
-def ring_program(ranks: tuple[int, ...], rank: int) -> Program:
+@dataclass(frozen=True)
+class Scheme:
+    """A topology for some members, by their positions in ring order.
+
+    Attributes:
+        transfers: in the order of steps. At each a member sends at most one shard, and receives at most one.
+        owners: by shard, the positions of those that finish it: one, or where parts are kept (`Op.KEEP`) all.
+    """
+
+    transfers: Iterable[Transfer]
+    owners: Sequence[Collection[int]]
+
+
+def ring_scheme(members: int) -> Scheme:
     """Ring all-reduce (Patarasuk and Yuan 2009): m - 1 reduce steps, then m - 1 copy steps.
 
-    At step t position p sends shard (p - t) mod m to its successor. A world of one has no steps and owns everything.
-    Raises ValueError when `ranks` are not sorted, or `rank` is none of them.
+    At step t position p sends shard (p - t) mod m to its successor.
     """
-    position = _position(ranks, rank)
-    members = len(ranks)
-    steps = tuple(
-        Step(
-            send_shard=(position - index) % members,
-            send_to=ranks[(position + 1) % members],
-            recv_shard=(position - 1 - index) % members,
-            recv_from=ranks[position - 1],
-            op=Op.REDUCE if index < members - 1 else Op.COPY,
-            parts=sum(1 << ranks[(position - 1 - hop) % members] for hop in range(min(index + 1, members))),
-            after=index,
+    transfers = (
+        Transfer(
+            step,
+            position,
+            (position + 1) % members,
+            (position - step) % members,
+            Op.REDUCE if step < members - 1 else Op.COPY,
         )
-        for index in range(2 * (members - 1))
+        for step in range(2 * (members - 1))
+        for position in range(members)
     )
-    return Program(ranks, rank, members, steps, frozenset({(position + 1) % members}))
+    return Scheme(transfers, [{(shard - 1) % members} for shard in range(members)])
 
 
-def sharded_program(ranks: tuple[int, ...], rank: int) -> Program:
-    """Round-robin sharded exchange: everybody sends each owner its own part, and each owner everybody the sum.
+def gather_scheme(members: int) -> Scheme:
+    """Gather, or all-to-all: everybody sends everybody its own part, and adds all of them in the order of ranks.
 
-    Position p owns shard p. At step j < m - 1 it sends its part of shard p + 1 + j to that one's owner; at step
-    m - 1 + j it sends shard p, final, to position p + 1 + j (all mod m). So at each step every rank sends one shard and
-    receives one, and a value is encoded twice on its way whatever m is. The bytes are those of a ring. A world of one
-    has no steps and owns everything. Raises ValueError when `ranks` are not sorted, or `rank` is none of them.
+    There is one shard, the whole bucket, and everybody finishes it. At step j position p sends its part to position
+    p + 1 + j and receives that of p - 1 - j (all mod m): so at each step every member sends once and receives once, and
+    no link is used twice. A value is encoded once on its way; a member sends m - 1 parts, which is m/2 times what a
+    ring does.
     """
-    position = _position(ranks, rank)
-    members = len(ranks)
-    steps: list[Step] = []
-    for op in (Op.REDUCE, Op.COPY):
-        for turn in range(1, members):
-            onward, back = (position + turn) % members, (position - turn) % members
-            reducing = op is Op.REDUCE
-            steps.append(
-                Step(
-                    send_shard=onward if reducing else position,
-                    send_to=ranks[onward],
-                    recv_shard=position if reducing else back,
-                    recv_from=ranks[back],
-                    op=op,
-                    parts=1 << ranks[back] if reducing else sum(1 << each for each in ranks),
-                    after=0 if reducing else members - 1,
-                )
-            )
-    return Program(ranks, rank, members, tuple(steps), frozenset({position}))
-
-
-def gather_program(ranks: tuple[int, ...], rank: int) -> Program:
-    """Gather: everybody sends everybody its own part, and adds all of them in the order of ranks.
-
-    There is one shard, the whole bucket, and every rank finishes it. At step j position p sends its part to position
-    p + 1 + j and receives that of p - 1 - j (all mod m): so at each step every rank sends once and receives once, and
-    no link is used twice. A value is encoded once on its way; a rank sends m - 1 parts, which is m/2 times what a ring
-    does. A world of one has no steps. Raises ValueError when `ranks` are not sorted, or `rank` is none of them.
-    """
-    position = _position(ranks, rank)
-    members = len(ranks)
-    steps = tuple(
-        Step(
-            send_shard=0,
-            send_to=ranks[(position + turn) % members],
-            recv_shard=0,
-            recv_from=ranks[(position - turn) % members],
-            op=Op.KEEP,
-            parts=1 << ranks[(position - turn) % members],
-            after=0,
-        )
+    transfers = (
+        Transfer(turn - 1, position, (position + turn) % members, 0, Op.KEEP)
         for turn in range(1, members)
+        for position in range(members)
     )
-    return Program(ranks, rank, 1, steps, frozenset({0}))
+    return Scheme(transfers, [range(members)])
 
 
-def program_from(transfers: Iterable[Transfer], ranks: tuple[int, ...], rank: int, owners: Sequence[int]) -> Program:
-    """What one rank does of `transfers`, which are in the order of steps; at each a rank sends at most one shard, and
-    receives at most one. Raises ValueError when `ranks` are not sorted, or `rank` is none of them.
-
-    Args:
-        owners: by shard, the position that finishes it.
-    """
-    own = _position(ranks, rank)
-    idle = Step(None, None, None, None, Op.COPY)
-    steps: dict[int, Step] = {}
-    holds = {(at, shard): 1 << ranks[at] for at in range(len(ranks)) for shard in range(len(owners))}
-    received: dict[tuple[int, int], int] = {}  # by position and shard: how many steps until it was received last
-    last = -1
-    for last, at_once in groupby(transfers, key=lambda each: each.step):
-        moves = list(at_once)
-        sent = [(holds[each.sender, each.shard], received.get((each.sender, each.shard), 0)) for each in moves]
-        for each, (parts, after) in zip(moves, sent, strict=True):
-            holds[each.receiver, each.shard] |= parts
-            received[each.receiver, each.shard] = last + 1
-            step = steps.get(last, idle)
-            if each.sender == own:
-                assert step.send_shard is None
-                steps[last] = step = replace(step, send_shard=each.shard, send_to=ranks[each.receiver])
-            if each.receiver == own:
-                assert step.recv_shard is None
-                steps[last] = replace(
-                    step, recv_shard=each.shard, recv_from=ranks[each.sender], op=each.op, parts=parts, after=after
-                )
-    owned = frozenset(shard for shard, owner in enumerate(owners) if owner == own)
-    return Program(ranks, rank, len(owners), tuple(steps.get(index, idle) for index in range(last + 1)), owned)
-
-
-def _position(ranks: tuple[int, ...], rank: int) -> int:
+def programs_from(scheme: Scheme, ranks: tuple[int, ...]) -> tuple[Program, ...]:
+    """What each of these ranks does, in ring order. A world of one has no steps and owns everything. Raises ValueError
+    when `ranks` are not sorted."""
     if list(ranks) != sorted(set(ranks)):
         raise ValueError(f"ranks {ranks} are not in order")
-    if rank not in ranks:
-        raise ValueError(f"rank {rank} is not one of {ranks}")
-    return ranks.index(rank)
+    members = range(len(ranks))
+    sent: list[dict[int, Transfer]] = [{} for _ in members]  # by step
+    received: list[dict[int, tuple[Transfer, int, int]]] = [{} for _ in members]  # with `parts` and `after`
+    holds: dict[tuple[int, int], tuple[int, int]] = {}  # by position and shard: whose parts, and since which step
+    last = -1
+    for last, at_once in groupby(scheme.transfers, key=lambda each: each.step):
+        moves = [(each, *holds.get((each.sender, each.shard), (1 << ranks[each.sender], 0))) for each in at_once]
+        for each, parts, after in moves:
+            assert last not in sent[each.sender], f"step {last}: position {each.sender} sends twice"
+            assert last not in received[each.receiver], f"step {last}: position {each.receiver} receives twice"
+            sent[each.sender][last] = each
+            received[each.receiver][last] = each, parts, after
+            if each.op is not Op.KEEP:  # what is kept beside the own part is never passed on
+                at = each.receiver, each.shard
+                holds[at] = holds.get(at, (1 << ranks[each.receiver], 0))[0] | parts, last + 1
+
+    def step_of(position: int, index: int) -> Step:
+        send, receipt = sent[position].get(index), received[position].get(index)
+        shard, to = (None, None) if send is None else (send.shard, ranks[send.receiver])
+        if receipt is None:
+            return Step(shard, to, None, None, Op.COPY)
+        each, parts, after = receipt
+        return Step(shard, to, each.shard, ranks[each.sender], each.op, parts, after)
+
+    return tuple(
+        Program(
+            ranks,
+            ranks[position],
+            len(scheme.owners),
+            tuple(step_of(position, index) for index in range(last + 1)),
+            frozenset(shard for shard, owners in enumerate(scheme.owners) if position in owners),
+        )
+        for position in members
+    )
 
 
 def owner_of(ranks: tuple[int, ...], shard: int) -> int:

@@ -7,12 +7,16 @@ latency counts and not bytes.
 
 from collections.abc import Iterator
 
-from meshwire.collectives.topology import Op, Program, Transfer, program_from
+from meshwire.collectives.topology import Op, Scheme, Transfer
 
 
-def tree_transfers(members: int) -> Iterator[Transfer]:
-    """Position p hangs on p without its lowest bit that is set; the root is position 0. There is one shard, the whole
-    bucket: on level j those whose lowest bit is 2^j send up."""
+def tree_scheme(members: int) -> Scheme:
+    """The root is position 0, and finishes the one shard, the whole bucket."""
+    return Scheme(_transfers(members), [{0}])
+
+
+def _transfers(members: int) -> Iterator[Transfer]:
+    """Position p hangs on p without its lowest bit that is set: on level j those whose lowest bit is 2^j send up."""
     levels = (members - 1).bit_length()
     for level in range(levels):
         for child in range(1 << level, members, 2 << level):
@@ -21,18 +25,3 @@ def tree_transfers(members: int) -> Iterator[Transfer]:
         level = 2 * levels - 1 - step
         for child in range(1 << level, members, 2 << level):
             yield Transfer(step, child - (1 << level), child, 0, Op.COPY)
-
-
-def tree_program(ranks: tuple[int, ...], rank: int) -> Program:
-    """One rank's. A world of one has no steps and owns everything. Raises ValueError as `program_from`."""
-    return program_from(tree_transfers(len(ranks)), ranks, rank, owners=(0,))
-
-
-def tree_area_vectors(members: int) -> int:
-    """What a round takes at the root, in vectors: its children's sums, the first of them where its own is made."""
-    return max(1, (members - 1).bit_length())
-
-
-def tree_sent_vectors(members: int) -> float:
-    """What the busiest member sends in a round: the root, to each of its children."""
-    return float((members - 1).bit_length())

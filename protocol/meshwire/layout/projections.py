@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Protocol
 
+from meshwire import limits
 from meshwire.codecs.spec import CodecSpec
 from meshwire.layout.encoded import LayoutPhase
 from meshwire.layout.lgc import SharedPlaces
@@ -38,3 +39,11 @@ TRANSFORMS: Mapping[str, ProjectionLayouts] = MappingProxyType({"powersgd": Fact
 def builds_on(codec: CodecSpec, staleness: int) -> int:
     """How many rounds back a round needs the result of another one; 0: none."""
     return TRANSFORMS[codec.name].builds_on(codec, staleness) if codec.family.transforms else 0
+
+
+def bits_per_value(codec: CodecSpec) -> float:
+    """Of one value in a full segment, the most where that follows the values or changes over the rounds, or in a square
+    matrix where factors of matrices are sent."""
+    count = limits.SEGMENT_VALUES_MAX
+    sent = TRANSFORMS[codec.name].sent_values(codec, count) if codec.family.transforms else count
+    return 8 * codec.segment_bytes_max(sent) / count

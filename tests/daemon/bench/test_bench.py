@@ -48,7 +48,13 @@ def test_the_report_holds_every_round() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "named"),
-    [({"peers": 1}, "--peers 1"), ({"mb": 0}, "--mb 0"), ({"rounds": 0}, "--rounds 0"), ({"codec": "zip"}, "fp16")],
+    [
+        ({"peers": 1}, "--peers 1"),
+        ({"mb": 0}, "--mb 0"),
+        ({"rounds": 0}, "--rounds 0"),
+        ({"codec": "zip"}, "fp16"),
+        ({"codec": "int8", "topology": "tree"}, "--topology tree is not for --codec int8: use sharded or star"),
+    ],
 )
 def test_settings_that_make_no_comparison_are_refused(changes: dict[str, int | str], named: str) -> None:
     with pytest.raises(BenchError, match=named):
@@ -80,10 +86,12 @@ def test_a_segment_in_the_wrong_place_is_found() -> None:
 
 
 @pytest.mark.long
-def test_a_short_run_of_both_sides() -> None:
+@pytest.mark.parametrize(("peers", "topology"), [(2, None), (3, "star:1")])
+def test_a_short_run_of_both_sides(peers: int, topology: str | None) -> None:
     """The command as a user runs it: processes, TLS, checks, figures; nothing is left behind."""
     pytest.importorskip("torch")
-    argv = [sys.executable, "-m", "meshtraind.bench", "allreduce", "--peers", "2", "--mb", "1", "--rounds", "2"]
+    argv = [sys.executable, "-m", "meshtraind.bench", "allreduce", "--peers", str(peers), "--mb", "1", "--rounds", "2"]
+    argv += [] if topology is None else ["--topology", topology]
     done = subprocess.run([*argv, "--json"], capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
@@ -99,3 +107,12 @@ def test_the_command_passes_on_what_is_wrong() -> None:
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (1, "error: --peers 99: choose 2 to 16\n")
     assert CliRunner().invoke(app, ["bench", "allreduce", "--peers", "99"]).exit_code == 1
+
+
+def test_the_command_passes_the_topology_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = typer.Typer()
+    app.add_typer(bench, name="bench")
+    started: list[list[str]] = []
+    monkeypatch.setattr("meshtrain.cli.commands.bench._run", started.append)
+    assert CliRunner().invoke(app, ["bench", "allreduce", "--topology", "star:1"]).exit_code == 0
+    assert started[0][started[0].index("--topology") + 1] == "star:1"

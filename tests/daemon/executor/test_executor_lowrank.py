@@ -148,19 +148,22 @@ def bases(ring: LowRankRing, rank: int) -> Mapping[int, Matrices]:
 class LowRankMesh(LowRankRing):
     """Over another topology than the ring; all are linked."""
 
-    def __init__(self, topology: str, members: int, seed: int, rounds: Mapping[int, Sequence[Offer]]) -> None:
+    def __init__(
+        self, topology: str, codec: str, members: int, seed: int, rounds: Mapping[int, Sequence[Offer]]
+    ) -> None:
         self.topology = topology
-        super().__init__(members, "powersgd:3,warmup=1", 0, seed, rounds)
+        super().__init__(members, codec, 0, seed, rounds)
 
     def receivers(self, rank: int) -> tuple[int, ...]:
         return tuple(other for other in self.ranks if other != rank)
 
 
-@settings(max_examples=10, deadline=None)
-@given(topology=st.sampled_from(["ring", "tree", "butterfly"]), seed=st.integers(0, 2**32))
-def test_two_phases_over_any_topology_with_members_that_only_forward(topology: str, seed: int) -> None:
-    """C2, G2, G6, R5: the result of a bucket is nowhere before that of its precursor."""
-    asyncio.run(LowRankMesh(topology, 5, seed, constant_offers(3, 3, 4, seed)).churn(400))
+@pytest.mark.parametrize("topology", ["ring", "tree", "butterfly", "sharded:0,2", "star:1", "hierarchical:2"])
+@settings(max_examples=3, deadline=None)
+@given(codec=st.sampled_from(["powersgd:3,warmup=1", "lgc:0.05,warmup=1,train=1"]), seed=st.integers(0, 2**32))
+def test_two_phases_over_any_topology_with_members_that_only_forward(topology: str, codec: str, seed: int) -> None:
+    """C2, G2, G6, R5: the result of a bucket is nowhere before that of its precursor, and all build on it alike."""
+    asyncio.run(LowRankMesh(topology, codec, 5, seed, constant_offers(3, 3, 4, seed)).churn(400))
 
 
 @pytest.mark.asyncio

@@ -29,6 +29,8 @@ CODECS = (
     "dgc:0.05,ramp=4",
     "dgc:0.05,ramp=4,gather",
 )
+Over = tuple[str, str | None]  # a codec, and the topology that it goes over
+OWNERS = (None, "star:1", "sharded:0,0,2")
 SIZES = (1.0, 1 / 32, 3.0)  # of rounds: what is left out follows their weights
 WITH_FEEDBACK = ("int8", "onebit", "topk:0.05", "topk:0.05,decay=0.75", "topk:0.05,gather")
 
@@ -41,13 +43,21 @@ def small_chunks() -> Iterator[None]:
         yield
 
 
-async def churn(members: int, codec: str, staleness: int, seed: int) -> None:
-    await ShardedMesh(members, codec, staleness, seed, offers_of(members + 1, 5, seed)).churn(300 * members)
+async def churn(members: int, codec: Over, staleness: int, seed: int) -> None:
+    rounds = offers_of(members + 1, 5, seed)
+    await ShardedMesh(members, codec[0], staleness, seed, rounds, codec[1]).churn(300 * members)
+
+
+def with_topologies(codecs: tuple[str, ...]) -> st.SearchStrategy[Over]:
+    """With all that own shards in different ways."""
+    gathers = parse_codec("topk:gather").reduction
+    legal = {each: [None] if parse_codec(each).reduction is gathers else OWNERS for each in codecs}
+    return st.sampled_from([(codec, topology) for codec, those in legal.items() for topology in those])
 
 
 CHURNED = {
     "members": st.integers(2, 4),
-    "codec": st.sampled_from(CODECS),
+    "codec": with_topologies(CODECS),
     "staleness": st.integers(0, 2),
     "seed": st.integers(0, 2**32),
 }
@@ -56,7 +66,7 @@ CHURNED = {
 @settings(max_examples=4, deadline=None)
 @given(**CHURNED)
 def test_rounds_that_run_again_have_the_same_parts_and_the_same_mean_everywhere(
-    members: int, codec: str, staleness: int, seed: int
+    members: int, codec: Over, staleness: int, seed: int
 ) -> None:
     """C1, G6, G8: the bytes of a part are those of before a fence, and the means are bit-equal on all."""
     asyncio.run(churn(members, codec, staleness, seed))
@@ -65,15 +75,16 @@ def test_rounds_that_run_again_have_the_same_parts_and_the_same_mean_everywhere(
 @pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(**CHURNED)
-def test_many_rounds_that_run_again(members: int, codec: str, staleness: int, seed: int) -> None:
+def test_many_rounds_that_run_again(members: int, codec: Over, staleness: int, seed: int) -> None:
     """The same, for longer."""
     asyncio.run(churn(members, codec, staleness, seed))
 
 
-async def conserve(codec: str, staleness: int, seed: int, joins: bool) -> None:
+async def conserve(of: Over, staleness: int, seed: int, joins: bool) -> None:
     """Three contribute to every round; a fourth joins that only owns shards, or the same three go on."""
     rounds = constant_offers(3, 1, 8, seed, sizes=SIZES)
-    mesh = ShardedMesh(3, codec, staleness, seed, rounds)
+    codec, topology = of
+    mesh = ShardedMesh(3, codec, staleness, seed, rounds, topology)
     async with asyncio.timeout(60):
         await mesh.some(4000)
         await mesh.change((0, 1, 2, 3) if joins else (0, 1, 2))
@@ -93,7 +104,7 @@ async def conserve(codec: str, staleness: int, seed: int, joins: bool) -> None:
 
 
 CONSERVED = {
-    "codec": st.sampled_from(WITH_FEEDBACK),
+    "codec": with_topologies(WITH_FEEDBACK),
     "staleness": st.integers(0, 2),
     "seed": st.integers(0, 2**32),
     "joins": st.booleans(),
@@ -102,7 +113,7 @@ CONSERVED = {
 
 @settings(max_examples=3, deadline=None)
 @given(**CONSERVED)
-def test_nothing_is_lost_at_workers_and_owners(codec: str, staleness: int, seed: int, joins: bool) -> None:
+def test_nothing_is_lost_at_workers_and_owners(codec: Over, staleness: int, seed: int, joins: bool) -> None:
     """P1, V1, C1: over void rounds, rounds that run again, and shards whose owner changes. With a decay each round
     counts as often as it would at a single member, the geometric P1, wherever the rest lay in between."""
     asyncio.run(conserve(codec, staleness, seed, joins))
@@ -111,7 +122,7 @@ def test_nothing_is_lost_at_workers_and_owners(codec: str, staleness: int, seed:
 @pytest.mark.long
 @settings(max_examples=8, deadline=None)
 @given(**CONSERVED)
-def test_nothing_is_lost_over_many_changes(codec: str, staleness: int, seed: int, joins: bool) -> None:
+def test_nothing_is_lost_over_many_changes(codec: Over, staleness: int, seed: int, joins: bool) -> None:
     """The same, for longer."""
     asyncio.run(conserve(codec, staleness, seed, joins))
 

@@ -152,8 +152,26 @@ def tear(proxy: ChaosProxy) -> None:
     [
         ("bert", {"sync": "ssp:2", "visibility": "fixed", "topology": "butterfly"}),
         ("anna", {"sync": "ssp:2", "straggler": "wait", "codec": "bf16", "barriers": True, "topology": "tree"}),
+        *(
+            pytest.param(lost, {"sync": sync, "codec": codec, "topology": topology}, marks=pytest.mark.slow)
+            for lost, sync, codec, topology in (
+                ("bert", "ssp:2", "fp32", "star:1"),
+                ("anna", "ssp:2", "bf16", "star"),
+                ("cleo", "bsp", "fp16", "hierarchical:1"),
+                ("bert", "ssp:2", "fp32", "gather"),
+                ("anna", "bsp", "bf16", "sharded:0,0,2"),
+            )
+        ),
     ],
-    ids=["a member, fixed, butterfly", "the submitter, wait, bf16, barriers, the root of a tree"],
+    ids=[
+        "a member, fixed, butterfly",
+        "the submitter, wait, bf16, barriers, the root of a tree",
+        "the hub",
+        "the hub, the submitter",
+        "a member, groups",
+        "a member, all to all",
+        "the largest owner",
+    ],
 )
 def test_the_others_finish_without_one_that_was_killed(
     mesh: ChaosMesh, tmp_path: Path, lost: str, options: dict[str, Any]

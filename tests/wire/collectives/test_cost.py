@@ -4,8 +4,11 @@ import pytest
 
 from meshwire.codecs.registry import FAMILIES, parse_codec
 from meshwire.collectives.cost import cost_note, sent_bits_max
-from meshwire.collectives.strategy import collective_for
-from meshwire.collectives.topology import bucket_shards, gather_program, ring_program
+from meshwire.collectives.strategy import collective_for, topology_of
+from meshwire.collectives.topology import bucket_shards
+
+ring_program = topology_of("ring").program
+gather_program = topology_of("gather").program
 
 
 @pytest.mark.parametrize("members", range(1, 9))
@@ -50,6 +53,34 @@ def test_what_it_costs_is_told() -> None:
 
 def test_a_tree_tells_what_its_root_sends() -> None:
     note = cost_note(collective_for(parse_codec("fp16"), "tree"), 8)
-    assert note == "--topology tree with 8 devices: one sends 1.71 times what each does on a ring"
+    assert note is not None
+    assert note.startswith("--topology tree with 8 devices: one sends 1.71 times what each does on a ring; if rank 0")
     assert cost_note(collective_for(parse_codec("fp16"), "butterfly"), 8) is None
     assert cost_note(collective_for(parse_codec("fp16"), "tree"), 1) is None
+
+
+@pytest.mark.parametrize(
+    ("codec", "topology", "said"),
+    [
+        (
+            "fp16",
+            "star:1",
+            "2 times what each does on a ring; if rank 1 has a cable, the air of one WiFi cell is taken 0.67",
+        ),
+        (
+            "int8",
+            "star",
+            "2 times what each does on a ring; if rank 0 has a cable, the air of one WiFi cell is taken 0.67",
+        ),
+        ("fp16", "sharded:0,3", "1.33 times what each does on a ring; if ranks 0, 3 have a cable, the air of one WiFi"),
+        ("fp16", "gather", "--topology gather with 4 devices: one sends 2 times what each does on a ring"),
+        ("fp16", "sharded", None),
+    ],
+)
+def test_who_sends_more_than_on_a_ring_is_told(codec: str, topology: str, said: str | None) -> None:
+    """And what a cable there would spare."""
+    note = cost_note(collective_for(parse_codec(codec), topology), 4)
+    assert note is None if said is None else said in (note or "")
+    if topology == "gather":
+        assert note is not None
+        assert "cable" not in note

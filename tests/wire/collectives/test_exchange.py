@@ -12,11 +12,14 @@ from hypothesis import strategies as st
 from meshwire.codecs.registry import FP32
 from meshwire.collectives.exchange import Part, Work
 from meshwire.collectives.hops import HopExchange, HopStrategy
-from meshwire.collectives.topology import Program, ring_program
-from meshwire.collectives.tree import tree_program
+from meshwire.collectives.strategy import topology_of
+from meshwire.collectives.topology import Program
 from meshwire.frames.header import Flags, Header, Kind
 from meshwire.layout.encoded import EncodedLayout
 from tests.wire.onebucket import SEGMENT_VALUES, announce, generations, make_plan
+
+ring_program = topology_of("ring").program
+tree_program = topology_of("tree").program
 
 
 @dataclass

@@ -41,6 +41,22 @@ def test_every_rank_gets_the_same_weighted_mean(
         assert rank.area_bytes == (len(parts) - 1) * mesh.layout.total_bytes, "the others' parts, and no mean"
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    parts=generations(Part.DATA, Part.DATA, Part.NOTHING) | generations(*Part),
+    segment_count=st.integers(1, 20),
+    seed=st.integers(0, 2**32),
+)
+def test_codecs_that_add_up_have_the_mean_in_one_latency(parts: dict[int, Part], segment_count: int, seed: int) -> None:
+    """W3, O4, R4, V1: all-to-all, where everybody keeps the mean and not the parts."""
+    linear, _ = codecs_of(Reduction.LINEAR)
+    mesh = Mesh(parts, segment_count, seed, linear, "gather")
+    mesh.run()
+    mesh.check()
+    for rank in mesh.ranks.values():
+        assert rank.area_bytes == len(parts) * mesh.layout.total_bytes, "the mean, and the others' parts"
+
+
 def announced(codec: CodecSpec = FIXED, **changes: object) -> tuple[int, int] | str:
     """What rank 1 of 3 says to a chunk of rank 0, the beginning of its part if `changes` do not say otherwise."""
     exchange = collective_for(codec).topology.strategy(EncodedLayout(make_plan(9), codec), (0, 1, 2), 1).exchange(0)

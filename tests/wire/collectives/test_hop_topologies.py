@@ -1,64 +1,64 @@
-"""The tree and the butterfly, and the programs made of transfers: who sends what to whom, for every m from 1 to 17."""
+"""Topologies in which sums grow from hop to hop, and what programs are made of: who sends what to whom, with 1 to 17
+members."""
 
 import math
 import random
 
 import pytest
 
-from meshwire.collectives.butterfly import butterfly_program
-from meshwire.collectives.strategy import ProgramOf
-from meshwire.collectives.topology import (
-    Op,
-    Program,
-    Transfer,
-    bucket_shards,
-    program_from,
-    ring_program,
-    sharded_program,
-    simulate,
-)
-from meshwire.collectives.tree import tree_program
+from meshwire.collectives.load import load_of, transfers_of
+from meshwire.collectives.strategy import topology_of
+from meshwire.collectives.topology import Op, Program, Scheme, Transfer, bucket_shards, programs_from, simulate
 
 MEMBERS = range(1, 18)
-TOPOLOGIES: list[ProgramOf] = [tree_program, butterfly_program]
+TOPOLOGIES = (
+    "ring",
+    "tree",
+    "butterfly",
+    "sharded",
+    "sharded:1,7,13",
+    "sharded:7,1,1,4,1",  # more than one shard each
+    "star",
+    "star:4",
+    "hierarchical:5",
+    "hierarchical:5,6,7,20,40",
+)
 
 
-def programs_of(program_of: ProgramOf, members: int) -> list[Program]:
-    """Every member's program, for ranks that do not follow each other, as after losses."""
-    ranks = tuple(3 * position + 1 for position in range(members))
-    return [program_of(ranks, rank) for rank in ranks]
+def programs_of(topology: str, members: int) -> tuple[Program, ...]:
+    """Every member's program, for ranks that do not follow each other, as after losses: 1, 4, 7 .."""
+    return topology_of(topology).programs(tuple(3 * position + 1 for position in range(members)))
 
 
-def transfers_of(programs: list[Program]) -> list[Transfer]:
-    """What the programs send, in the order of steps, as the receivers take it."""
-    ranks = programs[0].ranks
-    return [
-        Transfer(
-            index, position, ranks.index(receiver), step.send_shard, programs[ranks.index(receiver)].steps[index].op
-        )
-        for index in range(len(programs[0].steps))
-        for position, program in enumerate(programs)
-        if (step := program.steps[index]).send_shard is not None and (receiver := step.send_to) is not None
-    ]
-
-
-@pytest.mark.parametrize("program_of", [ring_program, sharded_program])
+@pytest.mark.parametrize("topology", [*TOPOLOGIES, "gather"])
 @pytest.mark.parametrize("members", range(1, 9))
-def test_transfers_say_all_of_a_program(program_of: ProgramOf, members: int) -> None:
+def test_transfers_say_all_of_a_program(topology: str, members: int) -> None:
     """W3: whose parts can be in a chunk, and what its sender needs before, follow from who sends what to whom."""
-    programs = programs_of(program_of, members)
-    shards = range(members)
-    owners = [next(at for at, each in enumerate(programs) if each.finishes(shard)) for shard in shards]
-    for program in programs:
-        assert program_from(transfers_of(programs), program.ranks, program.rank, owners) == program
+    programs = programs_of(topology, members)
+    owners = [
+        [at for at, each in enumerate(programs) if each.finishes(shard)] for shard in range(programs[0].shard_count)
+    ]
+    assert programs_from(Scheme(transfers_of(programs), owners), programs[0].ranks) == programs
 
 
-@pytest.mark.parametrize("program_of", TOPOLOGIES)
+@pytest.mark.parametrize(
+    ("transfers", "complaint"),
+    [
+        ([Transfer(0, 0, 1, 0, Op.REDUCE), Transfer(0, 0, 2, 0, Op.REDUCE)], "position 0 sends twice"),
+        ([Transfer(0, 1, 0, 0, Op.REDUCE), Transfer(0, 2, 0, 0, Op.REDUCE)], "position 0 receives twice"),
+    ],
+)
+def test_a_scheme_whose_steps_do_too_much_is_found(transfers: list[Transfer], complaint: str) -> None:
+    with pytest.raises(AssertionError, match=complaint):
+        programs_from(Scheme(transfers, [{0}]), (0, 1, 2))
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("members", MEMBERS)
-def test_all_end_with_the_same_bytes(program_of: ProgramOf, members: int) -> None:
+def test_all_end_with_the_same_bytes(topology: str, members: int) -> None:
     """W3, R4: the weighted mean of who contributes, to the bit the same on all; who has nothing forwards."""
     numbers = random.Random(members)
-    programs = programs_of(program_of, members)
+    programs = programs_of(topology, members)
     for segment_count in (0, 1, 7, 40):
         weights = [float(numbers.choice([0, 1, 3, 8])) for _ in programs]
         parts = [[w * numbers.gauss(0, 1) for _ in range(segment_count)] if w else None for w in weights]
@@ -73,7 +73,7 @@ def test_all_end_with_the_same_bytes(program_of: ProgramOf, members: int) -> Non
 @pytest.mark.parametrize("members", MEMBERS)
 def test_a_tree_sends_each_vector_up_once_and_down_once(members: int) -> None:
     """2 (m - 1) messages of the whole bucket in 2 ceil(log2 m) steps; the root sends ceil(log2 m) of them."""
-    programs = programs_of(tree_program, members)
+    programs = programs_of("tree", members)
     levels = math.ceil(math.log2(members))
     assert {len(program.steps) for program in programs} == {2 * levels}
     assert sum(len(program.sends()) for program in programs) == 2 * (members - 1)
@@ -84,7 +84,7 @@ def test_a_tree_sends_each_vector_up_once_and_down_once(members: int) -> None:
 @pytest.mark.parametrize("members", MEMBERS)
 def test_a_butterfly_sends_what_a_ring_does(members: int) -> None:
     """2 (k - 1)/k vectors from each of the k = 2^n members; of the others each sends one vector, and has one sent."""
-    programs = programs_of(butterfly_program, members)
+    programs = programs_of("butterfly", members)
     core = 2 ** math.floor(math.log2(members))
     folded = members - core
     assert {len(program.steps) for program in programs} == {2 * (core - 1) + 2 * core * (folded > 0)}
@@ -96,11 +96,11 @@ def test_a_butterfly_sends_what_a_ring_does(members: int) -> None:
     assert sum(len(program.sends()) for program in programs) == 2 * (members - 1) * core
 
 
-@pytest.mark.parametrize("program_of", TOPOLOGIES)
+@pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("members", MEMBERS)
-def test_each_shard_climbs_to_its_owner_and_comes_back_once(program_of: ProgramOf, members: int) -> None:
+def test_each_shard_climbs_to_its_owner_and_comes_back_once(topology: str, members: int) -> None:
     """W3: one owner; every other one sends its sum once, after all that comes to it, and receives the final once."""
-    programs = programs_of(program_of, members)
+    programs = programs_of(topology, members)
     for shard in range(programs[0].shard_count):
         routes = [program.routes[shard] for program in programs]
         assert sum(route.finishes for route in routes) == 1
@@ -112,11 +112,11 @@ def test_each_shard_climbs_to_its_owner_and_comes_back_once(program_of: ProgramO
         assert finals == [not route.finishes for route in routes]
 
 
-@pytest.mark.parametrize("program_of", TOPOLOGIES)
+@pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("members", MEMBERS)
-def test_a_chunk_holds_what_its_sender_has_gathered(program_of: ProgramOf, members: int) -> None:
+def test_a_chunk_holds_what_its_sender_has_gathered(topology: str, members: int) -> None:
     """R2: sums that meet have no member in common, a final one has all; the sender needs those receipts and no more."""
-    programs = {program.rank: program for program in programs_of(program_of, members)}
+    programs = {program.rank: program for program in programs_of(topology, members)}
     for program in programs.values():
         for shard, route in enumerate(program.routes):
             gathered = 1 << program.rank
@@ -134,8 +134,69 @@ def test_a_chunk_holds_what_its_sender_has_gathered(program_of: ProgramOf, membe
                 assert got.after == max(before, default=-1) + 1
 
 
-@pytest.mark.parametrize("program_of", TOPOLOGIES)
-def test_a_rank_outside_the_generation_is_refused(program_of: ProgramOf) -> None:
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_a_rank_outside_the_generation_is_refused(topology: str) -> None:
     """G2."""
     with pytest.raises(ValueError, match=r"rank 2 is not one of \(0, 1, 3\)"):
-        program_of((0, 1, 3), 2)
+        topology_of(topology).program((0, 1, 3), 2)
+
+
+@pytest.mark.parametrize(
+    ("topology", "owned"),
+    [
+        ("sharded", [{0}, {1}, {2}, {3}]),
+        ("sharded:4,10", [set(), {0}, set(), {1}]),
+        ("sharded:4,4,1", [{2}, {0, 1}, set(), set()]),
+        ("sharded:10,5", [set(), set(), set(), {0}]),  # 5 is gone: whoever is there owns
+        ("sharded:5", [{0}, {1}, {2}, {3}]),  # nobody of them is
+        ("star", [{0}, set(), set(), set()]),
+        ("star:7", [set(), set(), {0}, set()]),
+        ("star:5", [{0}, {1}, {2}, {3}]),
+    ],
+)
+def test_who_owns_what_is_data(topology: str, owned: list[set[int]]) -> None:
+    """Two latencies; an owner of the fraction f sends and receives 1 + (m - 2) f vectors."""
+    programs = programs_of(topology, 4)
+    assert [program.owned for program in programs] == owned
+    load = load_of(programs)
+    assert load.latencies == 2
+    expected = [1 + 2 * len(of_one) / programs[0].shard_count for of_one in owned]
+    assert load.sent == pytest.approx(expected) == load.received
+
+
+@pytest.mark.parametrize("members", range(2, 18))
+def test_a_star_at_a_cable_takes_half_the_air(members: int) -> None:
+    """2 (m - 1) vectors of a cell's air; of a ring with the same cable 4 (m - 1)^2 / m: 1.5 times that at m = 4."""
+    star, ring = (load_of(programs_of(topology, members), {4}) for topology in ("star:4", "ring"))
+    assert star.air == 2 * (members - 1)
+    assert ring.air / star.air == pytest.approx(2 * (members - 1) / members)
+    assert load_of(programs_of("star:4", members)).air == pytest.approx(load_of(programs_of("ring", members)).air)
+
+
+@pytest.mark.parametrize("members", MEMBERS)
+@pytest.mark.parametrize("borders", [(5,), (5, 6, 7, 20, 40), (60,)])
+def test_groups_send_each_other_what_a_ring_of_leaders_does(borders: tuple[int, ...], members: int) -> None:
+    """2 (g - 1) vectors in all cross from group to group, the others stay in theirs, in 2 g latencies."""
+    programs = programs_of(f"hierarchical:{','.join(map(str, borders))}", members)
+    group = [sum(program.rank >= border for border in borders) for program in programs]
+    groups = len(set(group))
+    transfers = list(transfers_of(programs))
+    assert programs[0].shard_count == groups
+    crossing = [each for each in transfers if group[each.sender] != group[each.receiver]]
+    assert len(crossing) == 2 * (groups - 1) * groups
+    assert len(transfers) - len(crossing) == 2 * (members - groups) * groups
+    assert load_of(programs).latencies == 2 * (groups - 1) + 2 * (members > groups)
+
+
+@pytest.mark.parametrize("members", MEMBERS)
+def test_a_member_lost_leaves_a_program_of_the_others(members: int) -> None:
+    """G2: whoever it is, leader, owner or hub, those that are left have a scheme in which all of them take part."""
+    for topology in TOPOLOGIES:
+        ranks = tuple(range(members + 1))
+        for lost in ranks:
+            programs = topology_of(topology).programs(tuple(rank for rank in ranks if rank != lost))
+            shards = bucket_shards(programs[0].shard_count, programs[0].shard_count, 0)
+            parts = [[float(program.rank + 1)] * len(shards) for program in programs]
+            (result, *others) = simulate(programs, shards, parts, [1.0] * members)
+            assert result == pytest.approx([sum(part[0] for part in parts) / members] * len(shards))
+            assert all(each == result for each in others)

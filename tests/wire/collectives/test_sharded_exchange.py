@@ -7,14 +7,17 @@ from hypothesis import strategies as st
 from meshwire.codecs.registry import CodecSpec, Reduction
 from meshwire.collectives.direct import ShardedStrategy
 from meshwire.collectives.exchange import Part
-from meshwire.collectives.topology import sharded_program
+from meshwire.collectives.strategy import topology_of
 from meshwire.frames.header import Flags
 from meshwire.layout.encoded import EncodedLayout
 from tests.wire.onebucket import SEGMENT_VALUES, announce, generations, make_plan
 from tests.wire.partsmesh import Mesh, codecs_of
 
+sharded_program = topology_of("sharded").program
+
 SEGMENT_BYTES = 4 * SEGMENT_VALUES
 FIXED, VARIABLE = codecs_of(Reduction.TWO_SIDED)
+TOPOLOGIES = ["sharded", "star", "sharded:0,1,1,2,0,0", "sharded:2,3"]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -30,12 +33,13 @@ def two_segments_to_a_chunk() -> object:
     segment_count=st.integers(1, 20),
     seed=st.integers(0, 2**32),
     codec=st.sampled_from([FIXED, VARIABLE]),
+    topology=st.sampled_from(TOPOLOGIES),
 )
 def test_every_rank_gets_the_same_weighted_mean(
-    parts: dict[int, Part], segment_count: int, seed: int, codec: CodecSpec
+    parts: dict[int, Part], segment_count: int, seed: int, codec: CodecSpec, topology: str
 ) -> None:
-    """W3, O4, R4: whatever arrives when."""
-    mesh = Mesh(parts, segment_count, seed, codec)
+    """W3, O4, R4: whatever arrives when, and whoever owns how much."""
+    mesh = Mesh(parts, segment_count, seed, codec, topology)
     mesh.run()
     mesh.check()
 
@@ -45,10 +49,11 @@ def test_every_rank_gets_the_same_weighted_mean(
     parts=generations(*Part).filter(lambda parts: Part.POISON in parts.values()),
     segment_count=st.integers(1, 20),
     seed=st.integers(0, 2**32),
+    topology=st.sampled_from(TOPOLOGIES),
 )
-def test_poison_reaches_every_rank(parts: dict[int, Part], segment_count: int, seed: int) -> None:
+def test_poison_reaches_every_rank(parts: dict[int, Part], segment_count: int, seed: int, topology: str) -> None:
     """V1: the owner of each shard broadcasts poison."""
-    mesh = Mesh(parts, segment_count, seed, FIXED)
+    mesh = Mesh(parts, segment_count, seed, FIXED, topology)
     mesh.run()
     mesh.check()
 

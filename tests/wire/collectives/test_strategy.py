@@ -2,8 +2,9 @@
 
 import pytest
 
+from meshwire import limits
 from meshwire.codecs.registry import SEGMENT_FAMILIES, Reduction, parse_codec
-from meshwire.collectives.strategy import TOPOLOGIES, collective_for
+from meshwire.collectives.strategy import TOPOLOGIES, collective_for, topology_of
 from meshwire.layout.encoded import EncodedLayout
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import plan_buckets
@@ -59,11 +60,19 @@ def test_what_leaves_something_out_is_not_for_buffers(name: str) -> None:
 @pytest.mark.parametrize(
     ("codec", "topology", "complaint"),
     [
-        ("fp32", "star", "there is no such topology; there are ring, tree, butterfly, sharded, gather"),
-        ("int8", "tree", r"is not for --codec int8: use sharded \(or --codec fp32 or fp16\)"),
-        ("topk:gather", "sharded", "is not for --codec topk:gather: use gather$"),
+        ("fp32", "moon", "no such topology; there are ring, tree, butterfly, sharded, star, hierarchical, gather$"),
+        ("int8", "tree", r"is not for --codec int8: use sharded or star \(or --codec fp32 or fp16\)"),
+        ("int8", "hierarchical:2", "--topology hierarchical:2 is not for --codec int8: use sharded or star"),
+        ("fp32", "hierarchical", "behind hierarchical: stand ranks, 0 to 63: the ranks at which another group begins"),
+        ("fp32", "star:1,2", "behind star: stand ranks, 0 to 63: the rank in the middle, star:2; else the lowest"),
+        ("fp32", "star:64", "behind star: stand ranks"),
+        ("fp32", "star:", "behind star: stand ranks"),
+        ("fp32", "star:-1", "behind star: stand ranks"),
+        ("fp32", "sharded:" + "1," * 64 + "1", "behind sharded: stand ranks"),
+        ("fp32", "ring:1", "--topology ring:1: there is nothing to be said of a ring behind a colon"),
+        ("powersgd", "gather", "use ring or tree or butterfly or sharded or star or hierarchical .or --codec fp32"),
+        ("topk:gather", "sharded", "is not for --codec topk:gather: use gather .or --codec fp32 or fp16.$"),
         ("homomorphic", "butterfly", "use ring"),
-        ("fp16", "gather", "use ring or tree or butterfly$"),
     ],
 )
 def test_a_topology_that_does_not_suit_the_codec_is_refused(codec: str, topology: str, complaint: str) -> None:
@@ -71,16 +80,38 @@ def test_a_topology_that_does_not_suit_the_codec_is_refused(codec: str, topology
         collective_for(parse_codec(codec), topology)
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_a_topology_is_typed_and_told_alike() -> None:
+    for typed in (*TOPOLOGIES, "star:2", "sharded:0,0,13", "hierarchical:3,5"):
+        if typed != "hierarchical":
+            assert str(topology_of(typed)) == typed
+    assert str(topology_of("sharded:00,7")) == "sharded:0,7"
+    most = "sharded:" + ",".join(["63"] * limits.MEMBERS_MAX)
+    assert str(topology_of(most)) == most
+    assert len(most) <= limits.TOPOLOGY_CHARS_MAX
+
+
+@pytest.mark.parametrize(
+    ("codec", "topology"),
+    [
+        *(("fp16", each) for each in TOPOLOGIES if each != "hierarchical"),
+        ("fp16", "sharded:0,0,1"),
+        ("fp16", "hierarchical:2"),
+        ("fp16", "hierarchical:1,2,6"),
+        ("int8", "sharded"),
+        ("int8", "sharded:1,1,0"),
+        ("int8", "star:2"),
+        ("topk:gather", "gather"),
+        ("homomorphic", "ring"),
+    ],
+)
 @pytest.mark.parametrize("members", [1, 2, 3, 4, 5, 8, 13])
-def test_what_a_round_takes_and_sends_is_said_before(topology: str, members: int) -> None:
+def test_what_a_round_takes_and_sends_is_said_before(codec: str, topology: str, members: int) -> None:
     """M1, C2: `area_vectors` is about the largest area of any rank, `sent_vectors` what the busiest one sends."""
-    codec = parse_codec({"sharded": "int8", "gather": "topk:gather"}.get(topology, "fp16"))
-    collective = collective_for(codec, topology)
-    layout = EncodedLayout(PLAN, codec)
+    collective = collective_for(parse_codec(codec), topology)
+    layout = EncodedLayout(PLAN, parse_codec(codec))
     strategies = [collective.topology.strategy(layout, tuple(range(members)), rank) for rank in range(members)]
     areas = [strategy.area_bytes / layout.total_bytes for strategy in strategies]
-    most = collective.topology.area_vectors(members)
+    most = collective.topology.area_vectors(collective.reduction, members)
     assert max(areas) <= most + 0.25
     assert members == 1 or max(areas) > most - 1
     segments = sum(bucket.segment_count for bucket in PLAN.buckets)

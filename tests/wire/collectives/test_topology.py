@@ -5,19 +5,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwire.collectives.strategy import topology_of
 from meshwire.collectives.topology import (
     Op,
     Program,
     Route,
     Step,
     bucket_shards,
-    gather_program,
     owner_of,
-    ring_program,
-    sharded_program,
     simulate,
 )
 from meshwire.model.plan import Shard
+
+ring_program = topology_of("ring").program
+sharded_program = topology_of("sharded").program
+gather_program = topology_of("gather").program
 
 MEMBERS = range(1, 10)
 RINGS = [tuple(range(members)) for members in MEMBERS] + [(5,), (0, 63), (1, 2, 4), (0, 3, 7, 8, 60)]
@@ -124,6 +126,8 @@ def test_the_steps_of_the_gather(ranks: tuple[int, ...]) -> None:
         assert program.owned == {0}, "everybody finishes everything"
         assert program.sends() == [0] * (len(ranks) - 1)
         assert all(step.op is Op.KEEP for step in program.steps)
+        assert [step.parts for step in program.steps] == [1 << (step.recv_from or 0) for step in program.steps]
+        assert not any(step.after for step in program.steps), "nothing is passed on"
         for peers in ([step.send_to for step in program.steps], [step.recv_from for step in program.steps]):
             assert len(peers) == len(set(peers))
             assert set(peers) == {*ranks} - {program.rank}

@@ -102,9 +102,15 @@ def test_a_larger_bound_never_takes_less() -> None:
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_error_feedback_keeps_residuals(staleness: int) -> None:
     """C1, V1: a worker's and an owner's, as they are and as they were before each round that may be taken back."""
-    made = footprint(SGD, VALUES, VALUES, 0.0, staleness, parse_codec("int8"))
+    made = footprint(SGD, VALUES, VALUES, 0.0, staleness, parse_codec("int8"), members=3)
     assert made.residuals == 2 * (1 + staleness + 1) * 4 * VALUES
     assert made.retained == ((staleness + 1) * 3 + 1) * VALUES, "final bytes, those of the others to sum, the own part"
+    alone = footprint(SGD, VALUES, VALUES, 0.0, staleness, parse_codec("int8"))
+    assert alone.retained == ((staleness + 1) * 2 + 1) * VALUES, "there are no others"
+    star = footprint(SGD, VALUES, VALUES, 0.0, staleness, parse_codec("int8"), members=3, topology="star")
+    assert star.retained == ((staleness + 1) * 4 + 1) * VALUES, (
+        "in the middle of a star there are whole vectors of theirs"
+    )
     assert footprint(SGD, VALUES, VALUES, 0.0, staleness, parse_codec("terngrad")).residuals == 0
 
 
@@ -133,4 +139,5 @@ def test_a_gather_keeps_what_each_member_has_sent(staleness: int) -> None:
     assert kept["topk:gather"].retained == (staleness + 2) * 5 * 100_000
     assert kept["topk:gather"].residuals == (staleness + 2) * 4 * VALUES
     assert kept["topk"].residuals == 2 * kept["topk:gather"].residuals
-    assert kept["topk"].retained == footprint(SGD, VALUES, 100_000, 0.0, staleness, parse_codec("topk")).retained
+    two = footprint(SGD, VALUES, 100_000, 0.0, staleness, parse_codec("topk"), members=2)
+    assert kept["topk"].retained == two.retained

@@ -4,7 +4,8 @@ from hypothesis import strategies as st
 
 from meshwire import limits
 from meshwire.codecs.registry import parse_codec
-from meshwire.collectives.topology import bucket_shards, ring_program
+from meshwire.collectives.strategy import topology_of
+from meshwire.collectives.topology import bucket_shards
 from meshwire.layout.encoded import EncodedLayout
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import (
@@ -17,6 +18,8 @@ from meshwire.model.plan import (
     Plan,
     plan_buckets,
 )
+
+ring_program = topology_of("ring").program
 
 
 def spec(name: str, *shape: int, kind: str = "parameter", dtype: str = "float32") -> TensorSpec:

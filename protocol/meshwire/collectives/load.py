@@ -1,0 +1,71 @@
+"""What a topology moves, counted from its programs: who sends what to whom, in which order, how much, and for how long
+that takes the air of a WiFi cell.
+
+Amounts are in encoded vectors: a shard is one part in `shard_count` of it.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from meshwire.collectives.topology import Op, Program, Transfer
+
+
+def transfers_of(programs: Sequence[Program]) -> Iterator[Transfer]:
+    """What the programs of all members send, in the order of steps: what `program_from` makes programs of."""
+    ranks = programs[0].ranks
+    for index in range(max(len(program.steps) for program in programs)):
+        for position, program in enumerate(programs):
+            step = program.steps[index]
+            if step.send_shard is not None and step.send_to is not None:
+                receiver = ranks.index(step.send_to)
+                yield Transfer(index, position, receiver, step.send_shard, programs[receiver].steps[index].op)
+
+
+def waves_of(programs: Sequence[Program]) -> tuple[tuple[Transfer, ...], ...]:
+    """The transfers in the order in which they can be on their way: each needs what earlier waves have brought to its
+    sender of its shard, and nothing of its own wave. So many latencies come one after the other."""
+    waves: list[list[Transfer]] = []
+    brought: dict[tuple[int, int], int] = {}  # by position and shard: how many waves it takes until all of it is there
+    for _, at_once in groupby(transfers_of(programs), key=lambda each: each.step):
+        moves = [(each, brought.get((each.sender, each.shard), 0)) for each in at_once]
+        for each, wave in moves:
+            waves += [[] for _ in range(wave + 1 - len(waves))]
+            waves[wave].append(each)
+            if each.op is not Op.KEEP:  # what is kept beside the own part is never passed on
+                brought[each.receiver, each.shard] = max(brought.get((each.receiver, each.shard), 0), wave + 1)
+    return tuple(map(tuple, waves))
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one exchange of a whole vector takes.
+
+    Attributes:
+        sent, received: vectors, by position in the ring.
+        latencies: that come one after the other.
+        air: vectors that cross the air of one WiFi cell. What goes from station to station does so twice, to the access
+            point and from it; a member with a cable takes no air on its side.
+    """
+
+    sent: tuple[float, ...]
+    received: tuple[float, ...]
+    latencies: int
+    air: float
+
+
+def load_of(programs: Sequence[Program], wired: Collection[int] = ()) -> Load:
+    """Counted from the programs of all members. `wired`: ranks that have a cable."""
+    ranks, shard_count = programs[0].ranks, programs[0].shard_count
+    sent, received = [0] * len(ranks), [0] * len(ranks)
+    air = 0
+    for each in transfers_of(programs):
+        sent[each.sender] += 1
+        received[each.receiver] += 1
+        air += sum(ranks[at] not in wired for at in (each.sender, each.receiver))
+    return Load(
+        tuple(count / shard_count for count in sent),
+        tuple(count / shard_count for count in received),
+        len(waves_of(programs)),
+        air / shard_count,
+    )
