@@ -86,7 +86,8 @@ class SparseCodec(Codec):
         indices = self._chosen(bits, terms.round, most)
         sent = written.quantised(values[indices])
         if written.drops_zeros and not sent.all():
-            indices, sent = indices[sent != 0], sent[sent != 0]
+            found = sent != 0
+            indices, sent = indices.compress(found), sent.compress(found)
         gaps = gaps_between(indices)
         form, index_bytes = smallest_form(gaps, count)
         sent_bytes, all_bytes = written.size(len(sent)), written.size(count)
