@@ -65,6 +65,12 @@ class KeptValues(ABC):
     def write(self, quantised: Values, out: memoryview) -> None:
         """Fills `out` with what `quantised` made, without its zeros if they may be left out."""
 
+    def quantised_into(self, values: Values, out: memoryview) -> Values:
+        """As `quantised`, and `write` of all that it makes, zeros too."""
+        quantised = self.quantised(values)
+        self.write(quantised, out)
+        return quantised
+
     @abstractmethod
     def read(self, payload: memoryview, count: int) -> Values:
         """So many values; `payload` has their size. All are finite. Raises CodecError for what is never written."""
@@ -192,7 +198,16 @@ class Int4Values(KeptValues):
         return quantised
 
     def write(self, quantised: Values, out: memoryview) -> None:
-        steps, levels = self._levels(quantised)
+        self._write(*self._levels(quantised), out)
+
+    def quantised_into(self, values: Values, out: memoryview) -> Values:
+        # What it makes has these steps and levels again.
+        steps, levels = self._levels(values)
+        self._write(steps, levels, out)
+        by_block(np.multiply, levels, steps, INT4_BLOCK, out=levels)
+        return levels
+
+    def _write(self, steps: Values, levels: Values, out: memoryview) -> None:
         write_steps(steps, out)
         numbers = (levels + np.float32(INT4_LEVELS)).astype(np.uint8)
         pack_nibbles(numbers, np.frombuffer(out, np.uint8, offset=STEP_BYTES * len(steps)))

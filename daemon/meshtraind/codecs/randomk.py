@@ -66,8 +66,7 @@ class RandomK(DrawnCodec):
         self._peak(values.view(np.uint32), bits)
         SEED.pack_into(out, 0, terms.seed)
         places = self._draws.places(terms.seed, most_kept(self.spec, len(values)), len(values))
-        self._sent = places, self._written.quantised(values.take(places))
-        self._written.write(self._sent[1], out[SEED.size :])
+        self._sent = places, self._written.quantised_into(values.take(places), out[SEED.size :])
         return len(out)
 
     def _read(self, payload: memoryview, count: int) -> tuple[Indices, Values]:

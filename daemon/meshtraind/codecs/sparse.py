@@ -84,27 +84,32 @@ class SparseCodec(Codec):
         if terms.bytes_max is not None:
             most = kept_within(self.spec, count, terms.bytes_max)
         indices = self._chosen(bits, terms.round, most)
-        sent = written.quantised(values[indices])
-        if written.drops_zeros and not sent.all():
-            found = sent != 0
-            indices, sent = indices.compress(found), sent.compress(found)
+        sent = None
+        if written.drops_zeros:
+            sent = written.quantised(values.take(indices))
+            if not sent.all():
+                found = sent != 0
+                indices, sent = indices.compress(found), sent.compress(found)
         gaps = gaps_between(indices)
         form, index_bytes = smallest_form(gaps, count)
-        sent_bytes, all_bytes = written.size(len(sent)), written.size(count)
+        sent_bytes, all_bytes = written.size(len(indices)), written.size(count)
         if all_bytes <= index_bytes + sent_bytes:
             HEADER.pack_into(out, 0, Form.ALL, 0, 0)
-            sent, index_bytes, sent_bytes = written.quantised(values), 0, all_bytes
-            self._sent = None, sent
-        else:
-            HEADER.pack_into(out, 0, form, len(sent), index_bytes)
-            place = out[HEADER.size : HEADER.size + index_bytes]
-            if form is Form.BITMAP:
-                write_bitmap(indices, count, place)
-            else:
-                write_gaps(form, gaps, place)
-            self._sent = indices, sent
+            self._sent = None, written.quantised_into(values, out[HEADER.size : HEADER.size + all_bytes])
+            return HEADER.size + all_bytes
+        HEADER.pack_into(out, 0, form, len(indices), index_bytes)
         values_at = HEADER.size + index_bytes
-        written.write(sent, out[values_at : values_at + sent_bytes])
+        place = out[HEADER.size : values_at]
+        if form is Form.BITMAP:
+            write_bitmap(indices, count, place)
+        else:
+            write_gaps(form, gaps, place)
+        place = out[values_at : values_at + sent_bytes]
+        if sent is None:
+            sent = written.quantised_into(values.take(indices), place)
+        else:
+            written.write(sent, place)
+        self._sent = indices, sent
         return values_at + sent_bytes
 
     def _decode(self, payload: memoryview, out: Values, bits: Bits) -> None:
