@@ -32,13 +32,17 @@ Mask = NDArray[np.bool_]
 
 
 class SparseCodec(Codec):
-    """A codec says which values are sent: see `_chosen`."""
+    """A codec says which values are sent: see `_chosen`.
+
+    Attributes:
+        sent: by the last encoding: at which places, None if at all, and the values as they are decoded.
+    """
 
     def __init__(self, spec: CodecSpec) -> None:
         super().__init__(spec)
         self._written = FORMS[spec.choice("values")]()
         self._mask: Mask = np.empty(limits.SEGMENT_VALUES_MAX, np.bool_)
-        self._sent: tuple[Indices | None, Values] = None, np.empty(0, np.float32)  # by the last encoding; None is all
+        self.sent: tuple[Indices | None, Values] = None, np.empty(0, np.float32)
 
     @abstractmethod
     def _chosen(self, magnitudes: Bits, number: int, most: int) -> Indices:
@@ -52,12 +56,12 @@ class SparseCodec(Codec):
     def encode_rest_into(self, values: Values, out: memoryview, terms: Terms = FIRST) -> int:
         """As `Codec.encode_rest_into`, at the places alone that were sent."""
         length = self.encode_into(values, out, terms)
-        _apply(np.subtract, values, *self._sent)
+        _apply(np.subtract, values, *self.sent)
         return length
 
     def clear_sent(self, values: Values) -> None:
         """As `Codec.clear_sent`."""
-        indices, _ = self._sent
+        indices, _ = self.sent
         values[slice(None) if indices is None else indices] = 0
 
     def length_of(self, payload: memoryview, count: int) -> int:
@@ -95,7 +99,7 @@ class SparseCodec(Codec):
         sent_bytes, all_bytes = written.size(len(indices)), written.size(count)
         if all_bytes <= index_bytes + sent_bytes:
             HEADER.pack_into(out, 0, Form.ALL, 0, 0)
-            self._sent = None, written.quantised_into(values, out[HEADER.size : HEADER.size + all_bytes])
+            self.sent = None, written.quantised_into(values, out[HEADER.size : HEADER.size + all_bytes])
             return HEADER.size + all_bytes
         HEADER.pack_into(out, 0, form, len(indices), index_bytes)
         values_at = HEADER.size + index_bytes
@@ -109,7 +113,7 @@ class SparseCodec(Codec):
             sent = written.quantised_into(values.take(indices), place)
         else:
             written.write(sent, place)
-        self._sent = indices, sent
+        self.sent = indices, sent
         return values_at + sent_bytes
 
     def _decode(self, payload: memoryview, out: Values, bits: Bits) -> None:
