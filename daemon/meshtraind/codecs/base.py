@@ -108,6 +108,10 @@ class Codec(ABC):
             np.subtract(values, decoded, out=values)
         return length
 
+    def decode_sent_into(self, payload: memoryview, out: Values) -> None:
+        """As `decode_into` of the bytes that the last `encode_rest_into` has written, which had to decode them."""
+        np.copyto(out, self._rest[: len(out)])
+
     def clear_sent(self, values: Values) -> None:
         """Sets to 0 what lies at the places that the last encoding has sent: all of them, unless a codec says which."""
         values.fill(0)

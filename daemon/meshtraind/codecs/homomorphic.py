@@ -84,6 +84,10 @@ class Homomorphic(Codec):
         values[places] -= sent
         return length
 
+    def decode_sent_into(self, payload: memoryview, out: Values) -> None:
+        """As `Codec.decode_sent_into`, but nothing was decoded."""
+        self.decode_into(payload, out)
+
     def _encode(self, values: Values, bits: Bits, out: memoryview, terms: Terms) -> int:
         self._peak(values.view(np.uint32), bits)
         room = self.room(len(values))

@@ -31,6 +31,10 @@ class DrawnCodec(Codec):
         super().__init__(spec)
         self._draws = Draws()
 
+    def decode_sent_into(self, payload: memoryview, out: Values) -> None:
+        """As `Codec.decode_sent_into`, but nothing was decoded."""
+        self.decode_into(payload, out)
+
     def _decode(self, payload: memoryview, out: Values, bits: Bits) -> None:
         places, sent = self._read(payload, len(out))
         out.fill(0)

@@ -59,6 +59,10 @@ class SparseCodec(Codec):
         _apply(np.subtract, values, *self.sent)
         return length
 
+    def decode_sent_into(self, payload: memoryview, out: Values) -> None:
+        """As `Codec.decode_sent_into`, but nothing was decoded."""
+        self.decode_into(payload, out)
+
     def clear_sent(self, values: Values) -> None:
         """As `Codec.clear_sent`."""
         indices, _ = self.sent

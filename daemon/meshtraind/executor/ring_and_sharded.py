@@ -309,7 +309,7 @@ class ShardedArithmetic(Arithmetic):
                 if owed is None:
                     length = segment.codec.encode_into(total, place, terms)
                 else:
-                    rest = owed[segment.start - start : segment.start - start + segment.count]
+                    rest = owed.take(segment.count)
                     with np.errstate(over="ignore", invalid="ignore"):
                         np.add(rest, total, out=rest)
                     length = segment.codec.encode_rest_into(rest, place, terms)
@@ -320,7 +320,10 @@ class ShardedArithmetic(Arithmetic):
                 return replace(work, poison=True)
             if slot is not None or segment.measured:
                 values = slot.place(segment) if slot is not None else total
-                segment.codec.decode_into(area[at : at + length], values)
+                if owed is None:
+                    segment.codec.decode_into(area[at : at + length], values)
+                else:
+                    segment.codec.decode_sent_into(area[at : at + length], values)
                 squared_norm += self._squared_norm(values) if segment.measured else 0.0
             if terms.bytes_max is not None:
                 run_terms.spend(length)
