@@ -10,7 +10,18 @@ from meshwire.codecs.registry import parse_codec
 
 COMMAND = "python -m tests.bench.codec_speed > tests/bench/results/codec_speed.md"
 LIMIT_S = 0.06  # encode, decode and add 11.7 million values; a step of ResNet-18 took 135 ms there
-COLUMNS = ("codec", "bits a value", "error", "encode", "decode + add", "both", "x fp32", "memory", "pays below")
+COLUMNS = (
+    "codec",
+    "bits a value",
+    "error",
+    "encode",
+    "decode + add",
+    "both",
+    "x fp32",
+    "a round",
+    "memory",
+    "pays below",
+)
 
 SPARSELOCO = "topk:0.015625,chunk=4096,decay=0.95,senders+2bit"  # what --sync sparseloco:H brings
 REASONS = {
@@ -46,7 +57,10 @@ def page(report: CodecReport) -> str:
             f"shapes of ResNet-18. One thread, its own CPU time, the fastest of {report.runs} runs; "
             f"{platform.machine()}, Python {platform.python_version()}. Encoding includes error feedback where there "
             f"is any. The unit is what fp32 takes, a copy there and an addition back: {1e3 * unit_s:.1f} ms. Below "
-            "the speed in the last column the bytes that are spared would take longer than the work.",
+            "the speed in the last column the bytes that are spared would take longer than the work. A round is what "
+            "a member of a job of four computes for it, on the shapes of ResNet-18: its contribution with all that is "
+            "kept of it, a quarter of the means and the decoding of the others, or with `gather` all of them; of "
+            "codecs whose parts meet whole.",
             "",
             f"| {' | '.join(COLUMNS)} |",
             f"|{'---|' * len(COLUMNS)}",
@@ -72,6 +86,7 @@ def _row(each: CodecFigures, fp32: CodecFigures, unit_s: float) -> str:
         _ms(each.add_s),
         _ms(both_s),
         f"{both_s / unit_s:.1f}",
+        "" if each.round_s is None else _ms(each.round_s),
         f"{each.memory_bytes / 2**20:.1f} MiB",
         speed,
     )

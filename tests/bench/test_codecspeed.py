@@ -15,7 +15,7 @@ def test_every_codec_has_a_row_and_slow_ones_a_reason() -> None:
     lines = page(CodecReport(3, {fp32.values: fp32}, [fp32, slow, unknown])).splitlines()
     (row,) = (line for line in lines if line.startswith("| `dct"))
     cells = [cell.strip() for cell in row.split("|")[1:-1]]
-    assert cells[:3] + cells[5:8] == ["`dct:decay=0.999`", "0.240", "0.5000", "400.0 ms", "40.0", "1.0 MiB"]
+    assert cells[:3] + cells[5:9] == ["`dct:decay=0.999`", "0.240", "0.5000", "400.0 ms", "40.0", "", "1.0 MiB"]
     reasons = [line for line in lines if line.startswith("- ")]
     assert reasons[0] == f"- `dct:decay=0.999`, 400.0 ms: {REASONS['dct']}."
     assert reasons[1].endswith("a fault.")

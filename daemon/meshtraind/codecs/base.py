@@ -204,7 +204,7 @@ class Codec(ABC):
         if len(payload) != length:
             raise CodecError(f"{self.spec}: {len(payload)} bytes for {count} values, which take {length}")
 
-    def _runs(self, count: int) -> "Runs":
+    def _blocks(self, count: int) -> "Runs":
         """The blocks of a segment, of a codec that has such (`meshwire.codecs.spec.Blocks`)."""
         runs = self._runs_by_count.get(count)
         if runs is None:

@@ -24,7 +24,7 @@ class OneBit(Codec):
         self._signs: Bytes = np.empty(limits.SEGMENT_VALUES_MAX, np.uint8)
 
     def _encode(self, values: Values, bits: Bits, out: memoryview, terms: Terms) -> int:
-        columns = self._runs(len(values))
+        columns = self._blocks(len(values))
         means = np.frombuffer(out, "<f4", 2 * len(columns)).reshape(2, len(columns))
         packed = np.frombuffer(out, np.uint8, offset=means.nbytes)
         signs = self._signs[: len(values)]
@@ -41,7 +41,7 @@ class OneBit(Codec):
         return len(out)
 
     def _decode(self, payload: memoryview, out: Values, bits: Bits) -> None:
-        runs = self._runs(len(out))
+        runs = self._blocks(len(out))
         columns = len(runs)
         above, below = np.frombuffer(payload, "<f4", 2 * columns).astype(np.float32).reshape(2, columns)
         if not ((above >= 0) & (above < np.inf) & (below <= 0) & (below > -np.inf)).all():

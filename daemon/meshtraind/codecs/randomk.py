@@ -84,7 +84,7 @@ class RandomK(DrawnCodec):
 
 
 class Strata:
-    """`kept` runs of neighbours among `count` values, as equal in length as can be, in each of which one place is drawn."""
+    """`kept` runs of neighbours among `count` values, as equal in length as can be: in each, one place is drawn."""
 
     def __init__(self, kept: int, count: int) -> None:
         self.key = kept, count
@@ -100,7 +100,7 @@ class Strata:
             return np.empty(0, np.intp)
         draws = mixed(seed, self._numbers)
         np.right_shift(draws, np.uint64(32), out=draws)
-        # Strata differ in width by one. Turning all of them by the same random distance makes all places equally likely.
+        # Strata differ in width by one. Turning all by the same random distance makes all places equally likely.
         turn = (draws[-1] * np.uint64(count)) >> np.uint64(32)
         places: NDArray[np.uint64] = draws[:-1]
         np.multiply(places, self._widths, out=places)
@@ -112,8 +112,8 @@ class Strata:
 
 
 class Draws:
-    """The places that one codec draws. The last ones are kept: all members of a round draw the same, and their parts of a
-    segment are read one behind the other."""
+    """The places that one codec draws. The last ones are kept: all members of a round draw the same, and their parts
+    of a segment are read one behind the other."""
 
     def __init__(self) -> None:
         self._strata = Strata(0, 0)

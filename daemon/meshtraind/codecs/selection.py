@@ -40,8 +40,8 @@ def largest(magnitudes: Bits, wanted: int, mask: NDArray[np.bool_]) -> Indices:
 
 
 def _nth_largest(magnitudes: Bits, nth: int) -> np.uint32:
-    """From 1 on, of no more than there are. Of many, two bounds come from a sample; what lies between them is partitioned,
-    or everything where they miss."""
+    """From 1 on, of no more than there are. Of many, two bounds come from a sample; what lies between them is
+    partitioned, or everything where they miss."""
     count = len(magnitudes)
     if count > MANY:
         sample = np.sort(magnitudes[:: 2 * count // SAMPLES])

@@ -34,7 +34,7 @@ class TernGrad(Codec):
         self._digits: Bytes = np.empty(limits.SEGMENT_VALUES_MAX, np.uint8)
 
     def _encode(self, values: Values, bits: Bits, out: memoryview, terms: Terms) -> int:
-        runs = self._runs(len(values))
+        runs = self._blocks(len(values))
         scalers = np.array([self._scaler(part, bits) for part in runs.each(values)], np.float32)[: len(runs)]
         scaled = self._decoded[: len(values)]
         with np.errstate(over="ignore"):  # infinite: clipped
@@ -50,7 +50,7 @@ class TernGrad(Codec):
         return len(out)
 
     def _decode(self, payload: memoryview, out: Values, bits: Bits) -> None:
-        runs = self._runs(len(out))
+        runs = self._blocks(len(out))
         scalers = np.frombuffer(payload, "<f4", len(runs)).astype(np.float32)
         if len(wrong := scalers[~((scalers >= 0) & (scalers <= LARGEST))]):
             raise CodecError(f"{self.spec}: scaler {wrong[0]} is infinite, not a number, or below 0")

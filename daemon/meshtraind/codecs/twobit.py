@@ -22,7 +22,6 @@ from meshwire import limits
 from meshwire.codecs.quantizers import QUAD_LEVELS, STEP_BYTES
 from meshwire.codecs.registry import CodecSpec
 
-
 CLASSES_8_BITS = 256
 
 
@@ -39,7 +38,7 @@ class TwoBit(Codec):
         self._weights = np.empty(limits.SEGMENT_VALUES_MAX, np.float64)
 
     def _encode(self, values: Values, bits: Bits, out: memoryview, terms: Terms) -> int:
-        columns = self._runs(len(values))
+        columns = self._blocks(len(values))
         large_from = self._thresholds(values, columns)
         packed = np.frombuffer(out, np.uint8, offset=STEP_BYTES * QUAD_LEVELS * len(columns))
         numbers = self._numbers[: 4 * len(packed)]
@@ -57,7 +56,7 @@ class TwoBit(Codec):
         return len(out)
 
     def _decode(self, payload: memoryview, out: Values, bits: Bits) -> None:
-        columns = self._runs(len(out))
+        columns = self._blocks(len(out))
         try:
             magnitudes = read_steps(payload, QUAD_LEVELS * len(columns), 1)
         except CodecError as error:

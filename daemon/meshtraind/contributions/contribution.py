@@ -241,8 +241,8 @@ class WithErrorFeedback(OwnContribution):
 
 
 class _Sums(ABC):
-    """A bucket's values, which are encoded segment by segment. All that is done to one of them is done while it is in the
-    processor's cache."""
+    """A bucket's values, which are encoded segment by segment. All that is done to one of them is done while it is in
+    the processor's cache."""
 
     @abstractmethod
     def encode(self, segment: Segment, out: memoryview, terms: Terms) -> int:
