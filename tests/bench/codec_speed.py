@@ -41,8 +41,8 @@ REASONS = {
 """Of codecs that take longer than LIMIT_S, by text or by family."""
 
 
-def page(report: CodecReport) -> str:
-    """Markdown. `report` is of one number of values."""
+def page(report: CodecReport, load: float) -> str:
+    """Markdown. `report` is of one number of values; `load` is the load average before it was measured."""
     (fp32,) = report.fp32.values()
     unit_s = fp32.encode_s + fp32.add_s
     rows = [_row(each, fp32, unit_s) for each in report.figures]
@@ -55,8 +55,9 @@ def page(report: CodecReport) -> str:
             "",
             f"{fp32.values / 1e6:g} million values of heavy tails, in segments as a job has them; `powersgd` on the "
             f"shapes of ResNet-18. One thread, its own CPU time, the fastest of {report.runs} runs; "
-            f"{platform.machine()}, Python {platform.python_version()}. Encoding includes error feedback where there "
-            f"is any. The unit is what fp32 takes, a copy there and an addition back: {1e3 * unit_s:.1f} ms. Below "
+            f"{platform.machine()}, Python {platform.python_version()}, load average {load:.1f} when it began. "
+            "Encoding includes error feedback where there is any. The unit is what fp32 takes, a copy there and an "
+            f"addition back: {1e3 * unit_s:.1f} ms. Below "
             "the speed in the last column the bytes that are spared would take longer than the work. A round is what "
             "a member of a job of four computes for it, on the shapes of ResNet-18: its contribution with all that is "
             "kept of it, a quarter of the means and the decoding of the others, or with `gather` all of them; of "
@@ -113,7 +114,8 @@ def main() -> None:
     def progress(text: str) -> None:
         sys.stderr.write(f"{text}\n")
 
-    print(page(measure([*all_codecs(), SPARSELOCO], [int(options.values)], options.runs, progress)))
+    load = os.getloadavg()[0]
+    print(page(measure([*all_codecs(), SPARSELOCO], [int(options.values)], options.runs, progress), load))
 
 
 if __name__ == "__main__":
