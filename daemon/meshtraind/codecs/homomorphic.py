@@ -81,7 +81,7 @@ class Homomorphic(Codec):
         """As `Codec.encode_rest_into`, at the places alone that were sent."""
         length = self.encode_into(values, out, terms)
         places, sent = self._sent
-        values[places] -= sent
+        np.subtract.at(values, places, sent)  # each comes once
         return length
 
     def decode_sent_into(self, payload: memoryview, out: Values) -> None:

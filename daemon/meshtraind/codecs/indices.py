@@ -47,6 +47,11 @@ def gaps_between(indices: Indices) -> Gaps:
     return gaps
 
 
+def gaps_can_be_smaller(number: int, count: int) -> bool:
+    """Whether so many indices in [0, count) may take fewer bytes as gaps than in a bitmap."""
+    return number * min(GAP_WIDTHS) < bitmap_bytes(count) * 8
+
+
 def smallest_form(gaps: Gaps, count: int) -> tuple[Form, int]:
     """The form other than ALL that takes fewest bytes for indices in [0, count) with these gaps, and how many."""
     form, size = Form.BITMAP, bitmap_bytes(count)

@@ -44,7 +44,7 @@ class DrawnCodec(Codec):
         if out is not values:
             np.copyto(out, values)
         places, sent = self._read(payload, len(values))
-        out[places] += sent
+        np.add.at(out, places, sent)  # each comes once
 
     @abstractmethod
     def _read(self, payload: memoryview, count: int) -> tuple[Indices, Values]:
@@ -63,7 +63,7 @@ class RandomK(DrawnCodec):
         """As `Codec.encode_rest_into`, at the places alone that were sent."""
         length = self.encode_into(values, out, terms)
         places, sent = self._sent
-        values[places] -= sent
+        np.subtract.at(values, places, sent)  # each comes once
         return length
 
     def _encode(self, values: Values, bits: Bits, out: memoryview, terms: Terms) -> int:

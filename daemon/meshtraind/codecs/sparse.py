@@ -15,6 +15,7 @@ from meshtraind.codecs.indices import (
     Form,
     Indices,
     gaps_between,
+    gaps_can_be_smaller,
     read_indices,
     smallest_form,
     write_bitmap,
@@ -98,8 +99,8 @@ class SparseCodec(Codec):
             if not sent.all():
                 found = sent != 0
                 indices, sent = indices.compress(found), sent.compress(found)
-        gaps = gaps_between(indices)
-        form, index_bytes = smallest_form(gaps, count)
+        gaps = gaps_between(indices) if gaps_can_be_smaller(len(indices), count) else None
+        form, index_bytes = smallest_form(gaps, count) if gaps is not None else (Form.BITMAP, bitmap_bytes(count))
         sent_bytes, all_bytes = written.size(len(indices)), written.size(count)
         if all_bytes <= index_bytes + sent_bytes:
             HEADER.pack_into(out, 0, Form.ALL, 0, 0)
@@ -108,7 +109,7 @@ class SparseCodec(Codec):
         HEADER.pack_into(out, 0, form, len(indices), index_bytes)
         values_at = HEADER.size + index_bytes
         place = out[HEADER.size : values_at]
-        if form is Form.BITMAP:
+        if gaps is None or form is Form.BITMAP:
             write_bitmap(indices, count, place)
         else:
             write_gaps(form, gaps, place)
@@ -152,4 +153,4 @@ def _apply(operation: np.ufunc, values: Values, indices: Indices | None, operand
     if indices is None:
         operation(values, operands, out=values)
     else:
-        values[indices] = operation(values[indices], operands)
+        operation.at(values, indices, operands)  # each comes once
