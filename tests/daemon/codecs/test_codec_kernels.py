@@ -12,6 +12,7 @@ from meshtraind.codecs import codec_named
 from meshtraind.codecs.base import CodecError, Runs, Terms
 from meshtraind.codecs.bit_packing import Bytes
 from meshtraind.codecs.cosines import Cosines, exact_secants
+from meshtraind.codecs.fp16 import CEILING, EXPONENT_MAX
 from meshtraind.codecs.kept_values import FORMS, FP16_FEW
 from meshtraind.codecs.normalfloat import NEAREST, TABLE
 from meshtraind.codecs.randomk import Draws, drawn_places
@@ -128,11 +129,11 @@ def _peeled(where: list[list[int]], cells: list[int]) -> dict[int, int] | None:
     found: dict[int, int] = {}
     for _ in range(PASSES_MAX):
         alone = {next(iter(who)): cell for cell, who in inside.items() if len(who) == 1}
-        for place, cell in alone.items():
-            found[place] = held = cells[cell]
-            for its in where[place]:
-                inside[its].discard(place)
-                cells[its] = cells[its] - held & MASK_64
+        for place, at in alone.items():
+            found[place] = held = cells[at]
+            for cell in where[place]:
+                inside[cell].discard(place)
+                cells[cell] = cells[cell] - held & MASK_64
         if not alone:
             break
     return found if len(found) == len(where) else None
@@ -278,3 +279,28 @@ def test_what_was_sent_is_what_its_bytes_are_decoded_to(text: str, count: int) -
     codec.decode_sent_into(payload, sent)
     codec.decode_into(payload, decoded)
     assert sent.tobytes() == decoded.tobytes()
+
+
+@settings(max_examples=80)
+@given(seed=SEEDS, size=st.integers(-149, 127), spread=st.sampled_from([0, 20, 45]))
+def test_fp16_scales_in_two_steps_though_it_takes_one(seed: int, size: int, spread: int) -> None:
+    """By the segment's power of two, then by the difference of the formats' biases: each rounds where it has to."""
+    rng = np.random.default_rng(seed)
+    wide = np.ldexp(rng.uniform(-2, 2, 1000), size) * np.exp2(rng.uniform(-spread, 0, 1000))
+    values = np.clip(wide, -3.4e38, 3.4e38).astype(np.float32)
+    values.view(np.uint32)[::3] &= 0xFFFFF000
+    codec = codec_named("fp16")
+    out = memoryview(bytearray(codec.spec.segment_bytes_max(1000)))
+    codec.encode_into(values, out)
+    exponent = int(np.frombuffer(out, "<i4", 1)[0])
+    scaled = values * np.float32(2.0**-exponent)
+    if exponent == EXPONENT_MAX:
+        scaled = scaled.clip(-CEILING, CEILING)
+    bits = (scaled * np.float32(2.0**-112)).view(np.uint32)
+    bits = bits + (bits >> 13 & 1) + 0xFFF
+    halves = (bits >> 13 | bits >> 16 & 0x8000).astype("<u2")
+    assert bytes(out[4:]) == halves.tobytes()
+    decoded = np.empty(1000, np.float32)
+    codec.decode_into(out, decoded)
+    expected = halves.view("<f2").astype(np.float32) * np.float32(2.0**exponent)
+    assert decoded.tobytes() == expected.tobytes()
