@@ -1721,12 +1721,12 @@ BUGS: tuple[Bug, ...] = (
         f"{DAEMON}/executor/test_executor_lowrank.py -k who_waits_for_left",
     ),
     Bug(
-        "piece-of-a-residual-not-kept",
-        "meshtraind.contributions.error_feedback",
-        "OpenRun.take",
-        "np.copyto(self._before[at : at + count], now)",
-        "pass",
-        f"{DAEMON}/contributions/test_pieces.py",
+        "owner-takes-scaled-values-for-what-it-sent",
+        "meshtraind.codecs.base",
+        "Codec.decode_sent_into",
+        "self._rest[: len(out)]",
+        "self._decoded[: len(out)]",
+        f"{DAEMON}/codecs/test_codec_kernels.py -k what_was_sent",
     ),
     Bug(
         "place-of-a-sketch-found-twice",

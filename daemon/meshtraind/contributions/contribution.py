@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshtraind.codecs.base import CodecError, Terms, Values
-from meshtraind.contributions.error_feedback import Feedback, OpenRun, Residual
-from meshtraind.contributions.momentum import MomentumCorrection, MomentumSteps, correction_of
+from meshtraind.codecs.base import CodecError, Values
+from meshtraind.contributions.error_feedback import Feedback, Residual
+from meshtraind.contributions.momentum import MomentumCorrection, correction_of
 from meshtraind.contributions.segments import Segment, Segments
 from meshtraind.contributions.terms import RunTerms
 from meshwire.codecs.spec import CodecSpec
@@ -204,33 +204,45 @@ class WithErrorFeedback(OwnContribution):
         start, count = segments[0].start, segments[-1].start + segments[-1].count - segments[0].start
         gradient = raw[start : start + count]
         if self._residual is None or not segments[0].codec.error_feedback:
-            self._ends[bucket] = self._encode_run(segments, _Plain(gradient))
+            self._ends[bucket] = self._encode_run(segments, gradient, None, owed=False)
             return
         self._residual.lay_out((start, count))
-        owed = self._residual.open(self._number, start, count, self.weight)
-        sums: _Sums
-        if self._correction is None:
-            sums = _WithResidual(gradient, owed)
-        else:
-            steps = self._correction.steps(self._number, bucket, gradient, self.weight, self._members)
-            sums = _WithMomentum(owed, steps)
+        values = self._residual.begin(self._number, start, count, self.weight)
         try:
-            self._ends[bucket] = self._encode_run(segments, sums)
+            with np.errstate(over="ignore", invalid="ignore"):  # found when it is encoded
+                if self._correction is None:
+                    np.add(values, gradient, out=values)
+                    velocity = None
+                else:
+                    velocity = self._correction.accumulate(
+                        self._number, bucket, values, gradient, self.weight, self._members
+                    )
+            self._ends[bucket] = self._encode_run(segments, values, velocity, owed=True)
         except CodecError:
             self._residual.cancel(self._number, start)
             if self._correction is not None:
                 self._correction.velocity.cancel(self._number, start)
             raise
 
-    def _encode_run(self, segments: Sequence[Segment], sums: "_Sums") -> list[int]:
-        """Encodes a bucket's segments back to back, and returns where they begin, and where the last one ends."""
-        at = segments[0].offset
+    def _encode_run(
+        self, segments: Sequence[Segment], values: Values, velocity: Values | None, *, owed: bool
+    ) -> list[int]:
+        """Encodes a bucket's segments back to back, and returns where they begin, and where the last one ends.
+
+        Args:
+            values: of the bucket. What is not sent of them stays there if it is `owed`.
+            velocity: of the bucket; what has moved a value that is sent is cleared.
+        """
+        start, at = segments[0].start, segments[0].offset
         ends = [at]
         for segment in segments:
-            place, terms = self.area[at : at + segment.length], self._terms.of(segment)
-            length = sums.encode(segment, place, terms)
+            run = slice(segment.start - start, segment.start - start + segment.count)
+            codec, place, terms = segment.codec, self.area[at : at + segment.length], self._terms.of(segment)
+            length = (codec.encode_rest_into if owed else codec.encode_into)(values[run], place, terms)
             if terms.bytes_max is not None:
                 self._terms.spend(length)
+            if velocity is not None:
+                codec.clear_sent(velocity[run])
             at += length
             ends.append(at)
         return ends
@@ -238,53 +250,3 @@ class WithErrorFeedback(OwnContribution):
     def encoded(self, bucket: int, first_segment: int, segment_count: int) -> memoryview:
         ends = self._ends[bucket]
         return self.area[ends[first_segment] : ends[first_segment + segment_count]]
-
-
-class _Sums(ABC):
-    """A bucket's values, which are encoded segment by segment. All that is done to one of them is done while it is in
-    the processor's cache."""
-
-    @abstractmethod
-    def encode(self, segment: Segment, out: memoryview, terms: Terms) -> int:
-        """Encodes the next segment, and returns its length. Raises CodecError when a value is not finite."""
-
-
-class _Plain(_Sums):
-    """A gradient of which nothing is kept."""
-
-    def __init__(self, gradient: Values) -> None:
-        self._left = gradient
-
-    def encode(self, segment: Segment, out: memoryview, terms: Terms) -> int:
-        values, self._left = self._left[: segment.count], self._left[segment.count :]
-        return segment.codec.encode_into(values, out, terms)
-
-
-class _WithResidual(_Sums):
-    """A gradient and what earlier rounds have left out, in whose place stays what this one leaves out."""
-
-    def __init__(self, gradient: Values, owed: OpenRun) -> None:
-        self._left = gradient
-        self._owed = owed
-
-    def encode(self, segment: Segment, out: memoryview, terms: Terms) -> int:
-        values = self._owed.take(segment.count)
-        with np.errstate(over="ignore", invalid="ignore"):  # found when it is encoded
-            np.add(values, self._left[: segment.count], out=values)
-        self._left = self._left[segment.count :]
-        return segment.codec.encode_rest_into(values, out, terms)
-
-
-class _WithMomentum(_Sums):
-    """The same with momentum, which is cleared where it has moved a value that is sent."""
-
-    def __init__(self, owed: OpenRun, steps: MomentumSteps) -> None:
-        self._owed = owed
-        self._steps = steps
-
-    def encode(self, segment: Segment, out: memoryview, terms: Terms) -> int:
-        values = self._owed.take(segment.count)
-        velocity = self._steps.add_to(values)
-        length = segment.codec.encode_rest_into(values, out, terms)
-        segment.codec.clear_sent(velocity)
-        return length

@@ -32,7 +32,7 @@ Run = tuple[int, int]
 class _Changed:
     """A run of values that a round has changed."""
 
-    count: int  # of them, from its beginning
+    count: int
     left_by: float | None  # weight of the round before; None: nothing had been left
     weight: float  # of the round
 
@@ -43,29 +43,6 @@ class _Before:
 
     values: Values  # of interest where `runs` say so
     runs: dict[int, _Changed] = field(default_factory=dict)  # by start
-
-
-class OpenRun:
-    """A run of what was left out that a round is about to change: piece by piece from its beginning, so that a piece is
-    still in the processor's cache while all is done to it."""
-
-    def __init__(self, values: Values, before: Values, factor: np.float32, changed: _Changed) -> None:
-        self._values = values
-        self._before = before
-        self._factor = factor
-        self._changed = changed
-
-    def take(self, count: int) -> Values:
-        """The next piece, decayed and in the round's units, to be changed in place. It may be infinite or NaN where
-        weights differ too much."""
-        at = self._changed.count
-        now = self._values[at : at + count]
-        np.copyto(self._before[at : at + count], now)
-        self._changed.count += count
-        if self._factor != 1:
-            with np.errstate(over="ignore", invalid="ignore"):  # found when it is encoded
-                np.multiply(now, self._factor, out=now)
-        return now
 
 
 class Residual:
@@ -110,23 +87,23 @@ class Residual:
         start, count = bucket
         return self._laid_out.get(start, count) == count
 
-    def open(self, number: int, start: int, count: int, weight: float) -> OpenRun:
-        """A run for round `number`, whose weight is above 0 (W3), to change. All of its pieces are taken, or it is
-        cancelled, before anything else is done."""
+    def begin(self, number: int, start: int, count: int, weight: float) -> Values:
+        """The values of a run, decayed and in units of a round of this weight, which is above 0 (W3), for round
+        `number` to change in place. They may be infinite or NaN where weights differ too much."""
         before = self._before.get(number)
         if before is None:
             spare = self._spare.pop() if self._spare else np.empty_like(self.values)
             before = self._before[number] = _Before(spare)
         assert start not in before.runs
         left_by = self.weights.get(start)
-        changed = before.runs[start] = _Changed(0, left_by, weight)
+        before.runs[start] = _Changed(count, left_by, weight)
         self.weights[start] = weight
-        run = slice(start, start + count)
-        return OpenRun(self.values[run], before.values[run], self._factor(left_by, weight), changed)
-
-    def begin(self, number: int, start: int, count: int, weight: float) -> Values:
-        """All values of such a run at once."""
-        return self.open(number, start, count, weight).take(count)
+        now = self.values[start : start + count]
+        before.values[start : start + count] = now
+        if (factor := self._factor(left_by, weight)) != 1:
+            with np.errstate(over="ignore", invalid="ignore"):  # found when it is encoded
+                np.multiply(now, factor, out=now)
+        return now
 
     def cancel(self, number: int, start: int) -> None:
         """Takes back what a round has begun to change in this run."""
@@ -255,8 +232,8 @@ class Feedback:
         self.velocity = Velocity(count, momentum.factor) if momentum is not None else None
         self._weights: dict[Run, tuple[float, float]] = {}  # by bucket: of all and this one, when it finished the last
 
-    def finish(self, number: int, bucket: Run, start: int, count: int, weight: float, own_weight: float) -> OpenRun:
-        """The owner's residual of a run of a bucket that round `number` finishes.
+    def finish(self, number: int, bucket: Run, start: int, count: int, weight: float, own_weight: float) -> Values:
+        """The owner's residual of a run of a bucket that round `number` finishes, to be changed in place.
 
         Args:
             weight: of all contributors.
@@ -264,7 +241,7 @@ class Feedback:
         """
         self.owner.lay_out(bucket)
         self._weights[bucket] = weight, own_weight
-        return self.owner.open(number, start, count, 1.0)  # means have no weight
+        return self.owner.begin(number, start, count, 1.0)  # means have no weight
 
     def settle(self, number: int, *, void: bool, contributed: bool) -> None:
         """Keeps or undoes what a complete round has changed. Whoever has encoded a part and is not in it after all (X3,

@@ -15,7 +15,7 @@ import math
 import numpy as np
 
 from meshtraind.codecs.base import Values
-from meshtraind.contributions.error_feedback import Feedback, OpenRun, Velocity
+from meshtraind.contributions.error_feedback import Feedback, Velocity
 from meshwire.codecs.spec import CodecSpec
 from meshwire.model.manifest import Momentum
 from meshwire.model.plan import Plan, Span
@@ -45,18 +45,28 @@ class MomentumCorrection:
         self._clip = clip
         self._spans = [[plan.spans[index] for index in bucket.spans] for bucket in plan.buckets]
 
-    def steps(self, number: int, bucket: int, gradient: Values, weight: float, members: int) -> "MomentumSteps":
-        """What a round adds to the residual of a bucket. `velocity.cancel` takes it back.
+    def accumulate(
+        self, number: int, bucket: int, residual: Values, gradient: Values, weight: float, members: int
+    ) -> Values:
+        """Adds a round's velocity to the residual.
 
         Args:
-            gradient: of the bucket; it is w*g, and only read. It may hold what is not finite.
+            residual, gradient: of the bucket; the gradient is w*g, and only read. It may hold what is not finite.
+
+        Returns the velocity of the bucket, to be cleared where it is sent. `velocity.cancel` takes it back.
         """
         start = self._spans[bucket][0].start
-        velocity = self.velocity.open(number, start, len(gradient), weight)
+        velocity = self.velocity.begin(number, start, len(gradient), weight)
         if self._clip:
-            with np.errstate(over="ignore", invalid="ignore"):
-                gradient = self._clipped(bucket, start, gradient, weight * self._clip / math.sqrt(members))
-        return MomentumSteps(velocity, gradient, self._nesterov_factor)
+            gradient = self._clipped(bucket, start, gradient, weight * self._clip / math.sqrt(members))
+        if self._nesterov_factor is None:
+            velocity += gradient
+            residual += velocity
+        else:
+            velocity += self._nesterov_factor * gradient
+            residual += velocity
+            residual += gradient
+        return velocity
 
     def _clipped(self, bucket: int, start: int, gradient: Values, norm_max: float) -> Values:
         clipped = gradient.copy()
@@ -66,33 +76,6 @@ class MomentumCorrection:
             if norm > norm_max:
                 values *= np.float32(norm_max / norm)
         return clipped
-
-
-class MomentumSteps:
-    """One round's steps with momentum on a bucket, piece by piece from its beginning.
-
-    Args:
-        nesterov_factor: None without Nesterov's momentum.
-    """
-
-    def __init__(self, velocity: OpenRun, gradient: Values, nesterov_factor: np.float32 | None) -> None:
-        self._velocity = velocity
-        self._left = gradient
-        self._nesterov_factor = nesterov_factor
-
-    def add_to(self, residual: Values) -> Values:
-        """Adds the next piece's velocity to its residual. Returns the velocity, to be cleared where it is sent."""
-        gradient, self._left = self._left[: len(residual)], self._left[len(residual) :]
-        velocity = self._velocity.take(len(residual))
-        with np.errstate(over="ignore", invalid="ignore"):  # found when it is encoded
-            if self._nesterov_factor is None:
-                velocity += gradient
-                residual += velocity
-            else:
-                velocity += self._nesterov_factor * gradient
-                residual += velocity
-                residual += gradient
-        return velocity
 
 
 def _of(run: Values, span: Span, start: int) -> Values:

@@ -105,14 +105,13 @@ class SketchPart(Retained):
             return
         start, end = segments[0].start, segments[-1].start + segments[-1].count
         self._residual.lay_out((start, end - start))
-        owed = self._residual.open(self._number, start, end - start, self._weight)
+        values = self._residual.begin(self._number, start, end - start, self._weight)
         filled: dict[Segment, float] = {}
         try:
+            with np.errstate(over="ignore", invalid="ignore"):  # found when it is encoded
+                np.add(values, raw[start:end], out=values)
             for segment in segments:
-                values = owed.take(segment.count)
-                with np.errstate(over="ignore", invalid="ignore"):  # found when it is encoded
-                    np.add(values, raw[segment.start : segment.start + segment.count], out=values)
-                filled[segment] = self._send(segment, values)
+                filled[segment] = self._send(segment, values[segment.start - start :][: segment.count])
         except CodecError:
             self._residual.cancel(self._number, start)
             raise

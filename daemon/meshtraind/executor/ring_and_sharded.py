@@ -309,7 +309,7 @@ class ShardedArithmetic(Arithmetic):
                 if owed is None:
                     length = segment.codec.encode_into(total, place, terms)
                 else:
-                    rest = owed.take(segment.count)
+                    rest = owed[segment.start - start : segment.start - start + segment.count]
                     with np.errstate(over="ignore", invalid="ignore"):
                         np.add(rest, total, out=rest)
                     length = segment.codec.encode_rest_into(rest, place, terms)

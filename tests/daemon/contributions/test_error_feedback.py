@@ -254,7 +254,7 @@ def test_a_shard_that_moves_is_paid_by_the_worker(
     cut."""
     feedback, others = Feedback(COUNT, decay), 4.0
     encode(feedback.worker, 1, integers(seed + 1), weight, WHOLE)
-    owed = feedback.finish(1, BUCKET, 0, COUNT, others * weight, weight).take(COUNT)
+    owed = feedback.finish(1, BUCKET, 0, COUNT, others * weight, weight)
     owed += integers(seed)
     half(owed)
     owed = owed.copy()
@@ -265,7 +265,7 @@ def test_a_shard_that_moves_is_paid_by_the_worker(
         gradient = integers(seed + 2)
         sent = encode(feedback.worker, 2, gradient, weight_in_flight, WHOLE)
         if finished:
-            feedback.finish(2, BUCKET, 0, COUNT, others * weight_in_flight, weight_in_flight).take(COUNT)[:] = 5.0
+            feedback.finish(2, BUCKET, 0, COUNT, others * weight_in_flight, weight_in_flight)[:] = 5.0
     feedback.enter(1, segments(*range(5, COUNT)))
     assert (feedback.owner.values[5:] == 0).all()
     assert (feedback.owner.values[:5] == owed[:5]).all()
@@ -280,7 +280,7 @@ def test_a_shard_that_moves_is_paid_by_the_worker(
 def test_who_has_only_owned_pays_as_much_of_a_later_mean(seed: int, weight: float, later: float) -> None:
     """However much smaller that is: as one of the four whose mean it was."""
     feedback = Feedback(COUNT)
-    feedback.finish(1, BUCKET, 0, COUNT, 4 * weight, weight).take(COUNT)[:] = owed = integers(seed)
+    feedback.finish(1, BUCKET, 0, COUNT, 4 * weight, weight)[:] = owed = integers(seed)
     feedback.settle(1, void=False, contributed=False)
     feedback.enter(1, segments(*range(COUNT)))
     assert (feedback.worker.begin(2, 0, COUNT, later) == 4 * later * owed).all()
@@ -289,9 +289,9 @@ def test_who_has_only_owned_pays_as_much_of_a_later_mean(seed: int, weight: floa
 def test_an_owner_that_runs_again_forgets_what_it_finished() -> None:
     """C1: its residual goes back to the cut before anything of it is handed over."""
     feedback = Feedback(COUNT)
-    feedback.finish(1, BUCKET, 0, COUNT, 2.0, 1.0).take(COUNT)[:] = 1
+    feedback.finish(1, BUCKET, 0, COUNT, 2.0, 1.0)[:] = 1
     feedback.settle(1, void=False, contributed=True)
-    feedback.finish(2, BUCKET, 0, COUNT, 2.0, 1.0).take(COUNT)[:] = 100
+    feedback.finish(2, BUCKET, 0, COUNT, 2.0, 1.0)[:] = 100
     feedback.enter(1, segments(3))
     assert feedback.owner.values.tolist() == [1, 1, 1, 0] + [1] * 8
     assert feedback.worker.values.tolist() == [0, 0, 0, 2] + [0] * 8
@@ -304,7 +304,7 @@ def test_who_is_not_in_a_round_that_runs_again_owes_what_it_owed_before() -> Non
     feedback.settle(1, void=False, contributed=True)
     before = feedback.worker.values.copy()
     encode(feedback.worker, 2, integers(2))
-    feedback.finish(2, BUCKET, 0, COUNT, 2.0, 1.0).take(COUNT)[:] = 3
+    feedback.finish(2, BUCKET, 0, COUNT, 2.0, 1.0)[:] = 3
     feedback.settle(2, void=False, contributed=False)
     assert feedback.worker.values.tobytes() == before.tobytes()
     assert (feedback.owner.values == 3).all()

@@ -1,11 +1,11 @@
-"""A contribution is made segment by segment, and is what the same formulas give for whole vectors."""
+"""A contribution is what the same formulas give for whole vectors, bit for bit."""
 
 import numpy as np
 import pytest
 
 from meshtraind.codecs.base import Terms
 from meshtraind.contributions.contribution import WithErrorFeedback, compensation_of
-from meshtraind.contributions.error_feedback import Residual, feedback_of
+from meshtraind.contributions.error_feedback import feedback_of
 from meshtraind.contributions.seeds import segment_seed
 from meshtraind.contributions.segments import RoundForms
 from meshwire.codecs.registry import parse_codec
@@ -68,7 +68,7 @@ class Worker:
 
 
 @pytest.mark.parametrize("codec", ["topk:0.02", "topk:0.02,decay=0.5", "int8", "onebit", "cocktail", "dgc:0.05,ramp=0"])
-def test_pieces_are_what_whole_vectors_are(codec: str) -> None:
+def test_a_part_is_what_whole_vectors_give(codec: str) -> None:
     """Bytes, residual and momentum to the bit, over rounds of changing weight; and a round with a value that is not
     finite in its last segment leaves all as it was, though others of the bucket were encoded."""
     spec = parse_codec(codec)
@@ -100,23 +100,3 @@ def test_pieces_are_what_whole_vectors_are(codec: str) -> None:
         if worker.feedback.velocity is not None:
             assert worker.feedback.velocity.values.tobytes() == worker.velocity.tobytes()
         before = weight
-
-
-@pytest.mark.parametrize("taken", [0, 4, 10])
-@pytest.mark.parametrize("undo", ["cancel", "rewind"])
-def test_what_was_not_taken_of_a_run_is_not_taken_back(taken: int, undo: str) -> None:
-    """The memory for what was before holds some other round's there."""
-    residual = Residual(10)
-    residual.begin(1, 0, 10, 1.0)[:] = 5
-    residual.settle(1, void=False)
-    residual.begin(2, 0, 10, 1.0)[:] = np.arange(10)
-    residual.settle(2, void=False)
-    run = residual.open(3, 0, 10, 4.0)
-    for _ in range(taken // 2):
-        run.take(2)[:] = np.nan
-    if undo == "cancel":
-        residual.cancel(3, 0)
-    else:
-        residual.rewind(2)
-    assert residual.values.tolist() == list(range(10))
-    assert residual.weights == {0: 1.0}
