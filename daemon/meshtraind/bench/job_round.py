@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshtraind.bench.transforms import Values, model_of
+from meshtraind.bench.transforms import Values, model_of, without_warmup
 from meshtraind.contributions.contribution import OwnContribution, compensation_of
 from meshtraind.contributions.error_feedback import feedback_of
 from meshtraind.contributions.results import RoundResults
@@ -156,6 +156,6 @@ def meet_whole(spec: CodecSpec) -> bool:
 
 def round_cost(spec: CodecSpec, values: Values) -> RoundCost:
     """The cheapest of ROUNDS rounds, of a codec whose parts meet whole."""
-    member = JobMember(spec, values)
+    member = JobMember(without_warmup(spec), values)
     costs = [member.round(number) for number in range(1, ROUNDS + 2)][1:]  # the first fills caches and memory
     return RoundCost(min(each.contribution_s for each in costs), min(each.sums_s for each in costs))

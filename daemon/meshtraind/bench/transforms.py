@@ -99,7 +99,7 @@ class OneMember:
 
 def transform_figures(spec: CodecSpec, values: Values, runs: int) -> CodecFigures:
     """Means over ROUNDS rounds after the warm-up; the error is that of the first."""
-    steady = _without_warmup(spec)
+    steady = without_warmup(spec)
     memory_bytes = _memory_bytes(steady, values)
     encode_s, add_s, encoded_bytes, error = [], [], 0, 0.0
     for _ in range(runs):
@@ -181,7 +181,8 @@ def _resnet18() -> Iterator[tuple[int, ...]]:
 RESNET18 = tuple(_resnet18())
 
 
-def _without_warmup(spec: CodecSpec) -> CodecSpec:
+def without_warmup(spec: CodecSpec) -> CodecSpec:
+    """As it is behind the rounds that a job begins with."""
     values = zip(spec.family.parameters, spec.values, strict=True)
     first = ("warmup", "train")
     return replace(spec, values=tuple(0.0 if parameter.name in first else value for parameter, value in values))
