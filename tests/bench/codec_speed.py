@@ -10,7 +10,18 @@ from meshwire.codecs.registry import parse_codec
 
 COMMAND = "python -m tests.bench.codec_speed > tests/bench/results/codec_speed.md"
 LIMIT_S = 0.06  # encode, decode and add 11.7 million values; a step of ResNet-18 took 135 ms there
-COLUMNS = ("codec", "bits a value", "error", "encode", "decode + add", "both", "x fp32", "memory", "pays below")
+COLUMNS = (
+    "codec",
+    "bits a value",
+    "error",
+    "encode",
+    "decode + add",
+    "both",
+    "x fp32",
+    "a round",
+    "memory",
+    "pays below",
+)
 
 SPARSELOCO = "topk:0.015625,chunk=4096,decay=0.95,senders+2bit"  # what --sync sparseloco:H brings
 REASONS = {
@@ -30,8 +41,8 @@ REASONS = {
 """Of codecs that take longer than LIMIT_S, by text or by family."""
 
 
-def page(report: CodecReport) -> str:
-    """Markdown. `report` is of one number of values."""
+def page(report: CodecReport, load: float) -> str:
+    """Markdown. `report` is of one number of values; `load` is the load average before it was measured."""
     (fp32,) = report.fp32.values()
     unit_s = fp32.encode_s + fp32.add_s
     rows = [_row(each, fp32, unit_s) for each in report.figures]
@@ -44,9 +55,13 @@ def page(report: CodecReport) -> str:
             "",
             f"{fp32.values / 1e6:g} million values of heavy tails, in segments as a job has them; `powersgd` on the "
             f"shapes of ResNet-18. One thread, its own CPU time, the fastest of {report.runs} runs; "
-            f"{platform.machine()}, Python {platform.python_version()}. Encoding includes error feedback where there "
-            f"is any. The unit is what fp32 takes, a copy there and an addition back: {1e3 * unit_s:.1f} ms. Below "
-            "the speed in the last column the bytes that are spared would take longer than the work.",
+            f"{platform.machine()}, Python {platform.python_version()}, load average {load:.1f} when it began. "
+            "Encoding includes error feedback where there is any. The unit is what fp32 takes, a copy there and an "
+            f"addition back: {1e3 * unit_s:.1f} ms. Below "
+            "the speed in the last column the bytes that are spared would take longer than the work. A round is what "
+            "a member of a job of four computes for it, on the shapes of ResNet-18: its contribution with all that is "
+            "kept of it, a quarter of the means and the decoding of the others, or with `gather` all of them; of "
+            "codecs whose parts meet whole.",
             "",
             f"| {' | '.join(COLUMNS)} |",
             f"|{'---|' * len(COLUMNS)}",
@@ -72,6 +87,7 @@ def _row(each: CodecFigures, fp32: CodecFigures, unit_s: float) -> str:
         _ms(each.add_s),
         _ms(both_s),
         f"{both_s / unit_s:.1f}",
+        "" if each.round_s is None else _ms(each.round_s),
         f"{each.memory_bytes / 2**20:.1f} MiB",
         speed,
     )
@@ -98,7 +114,8 @@ def main() -> None:
     def progress(text: str) -> None:
         sys.stderr.write(f"{text}\n")
 
-    print(page(measure([*all_codecs(), SPARSELOCO], [int(options.values)], options.runs, progress)))
+    load = os.getloadavg()[0]
+    print(page(measure([*all_codecs(), SPARSELOCO], [int(options.values)], options.runs, progress), load))
 
 
 if __name__ == "__main__":

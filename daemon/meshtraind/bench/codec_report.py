@@ -15,6 +15,8 @@ class CodecFigures:
         encode_s: all segments, with what stays behind for error feedback if the codec has it.
         add_s: decoding all segments and adding them to others.
         error: norm of what is lost in one encoding, as a part of the values' norm.
+        round_s: what a member of a job of four computes for a round, contribution and sums (`job_round.py`); None where
+            it was not measured.
         memory_bytes: the most that the codec held at once beside values and encoded bytes.
     """
 
@@ -25,6 +27,7 @@ class CodecFigures:
     add_s: float
     error: float
     memory_bytes: int
+    round_s: float | None = None
 
     @property
     def bits(self) -> float:
@@ -81,6 +84,7 @@ class CodecReport:
                     "add_gb_s": round(each.add_gb_s, 3),
                     "encode_s": round(each.encode_s, 6),
                     "add_s": round(each.add_s, 6),
+                    "round_s": None if each.round_s is None else round(each.round_s, 6),
                     "relative_error": float(f"{each.error:.4g}"),
                     "memory_bytes": each.memory_bytes,
                     "pays_below_mbit": _rounded(each.pays_below_mbit(self.fp32[each.values])),
@@ -96,7 +100,8 @@ class CodecReport:
             lines += [
                 f"{values / 1e6:g} million values of heavy tails, one thread, the fastest of {self.runs} runs; "
                 "encoding includes error feedback where there is any",
-                f"{'codec':<26}{'bits':>8}{'encode':>18}{'decode + add':>18}{'error':>9}{'memory':>10}  pays below",
+                f"{'codec':<26}{'bits':>8}{'encode':>18}{'decode + add':>18}{'round of 4':>12}{'error':>9}"
+                f"{'memory':>10}  pays below",
             ]
             for each in self.figures:
                 if each.values != values:
@@ -105,8 +110,9 @@ class CodecReport:
                     f"{1e3 * seconds:>8.1f} ms {speed:>6.2f}"
                     for seconds, speed in ((each.encode_s, each.encode_gb_s), (each.add_s, each.add_gb_s))
                 )
+                of_round = "" if each.round_s is None else f"{1e3 * each.round_s:.1f} ms"
                 lines.append(
-                    f"{each.codec:<26}{each.bits:>8.3f}{encode:>18}{add:>18}{each.error:>9.4f}"
+                    f"{each.codec:<26}{each.bits:>8.3f}{encode:>18}{add:>18}{of_round:>12}{each.error:>9.4f}"
                     f"{each.memory_bytes / 2**20:>6.1f} MiB  {_speed(each.pays_below_mbit(fp32))}"
                 )
         return "\n".join([*lines, "speeds beside the times: 10^9 bytes of fp32 values per second"])

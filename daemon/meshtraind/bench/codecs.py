@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshtraind.bench.codec_report import CodecFigures, CodecReport
+from meshtraind.bench.job_round import meet_whole, round_cost
 from meshtraind.bench.settings import BenchError
 from meshtraind.bench.transforms import transform_figures
 from meshtraind.codecs import codec_named
@@ -89,6 +90,10 @@ def _figures(text: str, values: Values, runs: int) -> CodecFigures:
         _add(codec, area, lengths, total)
         encode_s.append(encoded_s - started_s)
         add_s.append(time.thread_time() - encoded_s)
+    round_s = None
+    if meet_whole(codec.spec):
+        cost = round_cost(codec.spec, values)
+        round_s = cost.contribution_s + cost.sums_s
     return CodecFigures(
         codec=text,
         values=len(values),
@@ -97,6 +102,7 @@ def _figures(text: str, values: Values, runs: int) -> CodecFigures:
         add_s=min(add_s),
         error=_error(codec, area, lengths, values),
         memory_bytes=memory_bytes,
+        round_s=round_s,
     )
 
 

@@ -24,7 +24,7 @@ from meshtraind.executor.round_buffers import RoundMemory
 from meshwire.codecs.registry import CodecSpec
 from meshwire.collectives.strategy import collective_for
 from meshwire.model.manifest import ModelManifest, TensorSpec
-from meshwire.model.plan import plan_buckets
+from meshwire.model.plan import Plan, plan_buckets
 
 Values = NDArray[np.float32]
 
@@ -38,17 +38,7 @@ class OneMember:
     """A job's vector, and what its only member keeps of it."""
 
     def __init__(self, spec: CodecSpec, values: Values) -> None:
-        shapes = resnet_shapes(len(values))
-        tensors = tuple(
-            TensorSpec(name=f"t{index}", shape=shape, dtype="float32", kind="parameter")
-            for index, shape in enumerate(shapes)
-        )
-        plan = plan_buckets(ModelManifest(tensors=tensors, optimizer="SGD"), codec=spec)
-        self.raw: Values = np.zeros(plan.total_values, np.float32)
-        starts = [0, *itertools.accumulate(map(math.prod, shapes))]
-        for span in plan.spans:
-            first = starts[span.tensor]
-            self.raw[span.start : span.start + span.count] = values[first : first + span.count]
+        plan, self.raw = model_of(spec, values)
         self.mean: Values = np.zeros_like(self.raw)
         self._forms = RoundForms(plan, spec)
         feedback = feedback_of(spec, plan.total_values, None)
@@ -110,7 +100,7 @@ class OneMember:
 
 def transform_figures(spec: CodecSpec, values: Values, runs: int) -> CodecFigures:
     """Means over ROUNDS rounds after the warm-up; the error is that of the first."""
-    steady = _without_warmup(spec)
+    steady = without_warmup(spec)
     memory_bytes = _memory_bytes(steady, values)
     encode_s, add_s, encoded_bytes, error = [], [], 0, 0.0
     for _ in range(runs):
@@ -138,6 +128,22 @@ def transform_figures(spec: CodecSpec, values: Values, runs: int) -> CodecFigure
         error=error,
         memory_bytes=memory_bytes,
     )
+
+
+def model_of(spec: CodecSpec, values: Values) -> tuple[Plan, Values]:
+    """The plan of a ResNet-18 with so many values, and its vector with these in it."""
+    shapes = resnet_shapes(len(values))
+    tensors = tuple(
+        TensorSpec(name=f"t{index}", shape=shape, dtype="float32", kind="parameter")
+        for index, shape in enumerate(shapes)
+    )
+    plan = plan_buckets(ModelManifest(tensors=tensors, optimizer="SGD"), codec=spec)
+    raw: Values = np.zeros(plan.total_values, np.float32)
+    starts = [0, *itertools.accumulate(map(math.prod, shapes))]
+    for span in plan.spans:
+        first = starts[span.tensor]
+        raw[span.start : span.start + span.count] = values[first : first + span.count]
+    return plan, raw
 
 
 def resnet_shapes(count: int) -> list[tuple[int, ...]]:
@@ -176,7 +182,8 @@ def _resnet18() -> Iterator[tuple[int, ...]]:
 RESNET18 = tuple(_resnet18())
 
 
-def _without_warmup(spec: CodecSpec) -> CodecSpec:
+def without_warmup(spec: CodecSpec) -> CodecSpec:
+    """As it is behind the rounds that a job begins with."""
     values = zip(spec.family.parameters, spec.values, strict=True)
     first = ("warmup", "train")
     return replace(spec, values=tuple(0.0 if parameter.name in first else value for parameter, value in values))

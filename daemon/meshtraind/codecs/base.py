@@ -43,6 +43,35 @@ class Terms:
 FIRST = Terms()
 
 
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Runs of a segment's values, one behind the other.
+
+    Attributes:
+        starts: where they begin, the first one at 0.
+        lengths: of each.
+        even: the length of all but the last, which is no longer; None if they differ.
+    """
+
+    starts: NDArray[np.intp]
+    lengths: NDArray[np.intp]
+    even: int | None
+
+    @classmethod
+    def of(cls, starts: NDArray[np.intp], count: int) -> Self:
+        """Of `count` values."""
+        lengths = np.diff(starts, append=count)
+        even = (lengths[:-1] == lengths[:1]).all() and (lengths[-1:] <= lengths[:1]).all()
+        return cls(starts, lengths, (int(lengths[0]) if len(lengths) else 1) if even else None)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def each(self, values: Values) -> list[Values]:
+        """The values of each."""
+        return [values[at : at + length] for at, length in zip(self.starts, self.lengths, strict=True)]
+
+
 class Codec(ABC):
     """Encodes one segment at a time (C1). Values are contiguous fp32; bytes are little-endian.
 
@@ -63,6 +92,7 @@ class Codec(ABC):
         self._fixed = spec.fixed
         self._borders: tuple[int, ...] = ()
         self._bytes_max: dict[int, int] = {}  # by count
+        self._runs_by_count: dict[int, Runs] = {}
         self._bits: Bits = np.empty(limits.SEGMENT_VALUES_MAX, np.uint32)
         self._decoded: Values = np.empty(limits.SEGMENT_VALUES_MAX, np.float32)
         self._rest: Values = np.empty(limits.SEGMENT_VALUES_MAX, np.float32)
@@ -75,6 +105,7 @@ class Codec(ABC):
         bordered = copy.copy(self)
         bordered._borders = borders
         bordered._bytes_max = {}
+        bordered._runs_by_count = {}
         return bordered
 
     def bytes_max(self, count: int) -> int:
@@ -107,6 +138,10 @@ class Codec(ABC):
         with np.errstate(over="ignore", invalid="ignore"):
             np.subtract(values, decoded, out=values)
         return length
+
+    def decode_sent_into(self, payload: memoryview, out: Values) -> None:
+        """As `decode_into` of the bytes that the last `encode_rest_into` has written, which had to decode them."""
+        np.copyto(out, self._rest[: len(out)])
 
     def clear_sent(self, values: Values) -> None:
         """Sets to 0 what lies at the places that the last encoding has sent: all of them, unless a codec says which."""
@@ -169,11 +204,15 @@ class Codec(ABC):
         if len(payload) != length:
             raise CodecError(f"{self.spec}: {len(payload)} bytes for {count} values, which take {length}")
 
-    def _starts(self, count: int) -> NDArray[np.intp]:
-        """Where the blocks of a segment begin, of a codec that has such (`meshwire.codecs.spec.Blocks`)."""
-        blocks = self.spec.family.blocks
-        assert blocks is not None
-        return np.array(blocks.starts(count, self._borders), np.intp)
+    def _blocks(self, count: int) -> "Runs":
+        """The blocks of a segment, of a codec that has such (`meshwire.codecs.spec.Blocks`)."""
+        runs = self._runs_by_count.get(count)
+        if runs is None:
+            blocks = self.spec.family.blocks
+            assert blocks is not None
+            starts = np.array(blocks.starts(count, self._borders), np.intp)
+            runs = self._runs_by_count[count] = Runs.of(starts, count)
+        return runs
 
     def _peak(self, values: Bits, bits: Bits) -> float:
         """max |x| of fp32 values given as bits, 0 if there are none. Raises CodecError when one is not finite.

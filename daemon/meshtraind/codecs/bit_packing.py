@@ -36,7 +36,7 @@ def unpack_planes(packed: Bytes, width: int, out: Bytes) -> None:
     for bit in reversed(range(width)):
         plane = packed[bit * size : (bit + 1) * size]
         if len(out) % 8 and plane[-1] >> len(out) % 8:
-            raise _behind_the_last(len(out))
+            raise behind_the_last(len(out))
         np.add(out, out, out=out)  # numpy shifts bytes one by one
         np.add(out, np.unpackbits(plane, count=len(out), bitorder="little"), out=out)
 
@@ -59,7 +59,7 @@ def unpack_nibbles(packed: Bytes, out: Bytes) -> None:
     np.bitwise_and(pairs, 0x0F0F, out=pairs)
     if even < len(out):
         if packed[-1] > 0x0F:
-            raise _behind_the_last(len(out))
+            raise behind_the_last(len(out))
         out[-1] = packed[-1]
 
 
@@ -103,9 +103,10 @@ def unpack_trits(packed: Bytes, out: Bytes) -> None:
         stretch = out[digit * size : (digit + 1) * size]
         stretch[:] = digits[: len(stretch)]
         if digits[len(stretch) :].any():
-            raise _behind_the_last(len(out))
+            raise behind_the_last(len(out))
         rest = quotients
 
 
-def _behind_the_last(count: int) -> CodecError:
+def behind_the_last(count: int) -> CodecError:
+    """Something is written there."""
     return CodecError(f"what fills the bytes up behind the last of {count} numbers is not zero")

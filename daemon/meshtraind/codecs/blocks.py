@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshtraind.codecs.base import INFINITY_FP32, MAGNITUDE_FP32, Bits, Codec, CodecError, Terms, Values
+from meshtraind.codecs.base import INFINITY_FP32, MAGNITUDE_FP32, Bits, Codec, CodecError, Runs, Terms, Values
 from meshtraind.codecs.bit_packing import Bytes
 from meshtraind.codecs.dither import add_dither
 from meshwire import limits
@@ -172,15 +172,12 @@ def by_block(ufunc: np.ufunc, values: NDArray[Any], of_blocks: NDArray[Any], len
     ufunc(values[end:], of_blocks[whole:], out=out[end:])
 
 
-def by_starts(
-    ufunc: np.ufunc, values: NDArray[Any], of_blocks: NDArray[Any], at: NDArray[np.intp], *, out: NDArray[Any]
-) -> None:
-    """As `by_block`, of blocks that begin at `at`, the first one at 0, and may be of any lengths."""
-    lengths = np.diff(at, append=len(values))
-    if (lengths[:-1] == lengths[:1]).all() and (lengths[-1:] <= lengths[:1]).all():
-        by_block(ufunc, values, of_blocks, int(lengths[0]) if len(lengths) else 1, out=out)
+def by_run(ufunc: np.ufunc, values: NDArray[Any], of_runs: NDArray[Any], runs: Runs, *, out: NDArray[Any]) -> None:
+    """As `by_block`, of runs of any lengths."""
+    if runs.even is not None:
+        by_block(ufunc, values, of_runs, runs.even, out=out)
     else:
-        ufunc(values, np.repeat(of_blocks, lengths), out=out)
+        ufunc(values, np.repeat(of_runs, runs.lengths), out=out)
 
 
 def starts(count: int, length: int) -> NDArray[np.intp]:

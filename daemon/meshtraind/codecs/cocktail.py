@@ -8,7 +8,7 @@ import numpy as np
 
 from meshtraind.codecs.base import FIRST, Bits, CodecError, Terms, Values
 from meshtraind.codecs.indices import Indices
-from meshtraind.codecs.randomk import SEED, DrawnCodec, drawn_places
+from meshtraind.codecs.randomk import SEED, DrawnCodec
 from meshtraind.codecs.topk import TopK
 from meshwire.codecs.registry import CodecSpec
 from meshwire.codecs.sparsifiers import masked_values, of_masked
@@ -26,7 +26,7 @@ class Cocktail(DrawnCodec):
         self._peak(values.view(np.uint32), self._bits[: len(values)])
         most = self.bytes_max(len(values))
         places = self._places(terms.seed, len(values))
-        rest = values[places]
+        rest = values.take(places)
         SEED.pack_into(out, 0, terms.seed)
         length = self._chooser.encode_rest_into(rest, out[SEED.size : most], terms)
         values[places] = rest
@@ -43,7 +43,7 @@ class Cocktail(DrawnCodec):
     def _encode(self, values: Values, bits: Bits, out: memoryview, terms: Terms) -> int:
         self._peak(values.view(np.uint32), bits)
         SEED.pack_into(out, 0, terms.seed)
-        masked = values[self._places(terms.seed, len(values))]
+        masked = values.take(self._places(terms.seed, len(values)))
         return SEED.size + self._chooser.encode_into(masked, out[SEED.size :], terms)
 
     def _read(self, payload: memoryview, count: int) -> tuple[Indices, Values]:
@@ -57,7 +57,7 @@ class Cocktail(DrawnCodec):
         return places, masked
 
     def _places(self, seed: int, count: int) -> Indices:
-        return drawn_places(seed, masked_values(self.spec, count), count)
+        return self._draws.places(seed, masked_values(self.spec, count), count)
 
     def _named(self, error: CodecError) -> CodecError:
         return CodecError(f"{self.spec}: under the mask, {error}")

@@ -38,10 +38,18 @@ class Dct(Codec):
 
     def encode_rest_into(self, values: Values, out: memoryview, terms: Terms = FIRST) -> int:
         """As `Codec.encode_rest_into`; a rest beyond the largest number becomes that."""
-        length = super().encode_rest_into(values, out, terms)
+        length = self.encode_into(values, out, terms)
+        decoded = self._rest[: len(values)]
+        self._back(*self._chooser.sent, decoded, self._bits)
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.subtract(values, decoded, out=values)
         if self._peak_sent > LARGEST_SAFE:
             np.clip(values, -LARGEST_FP32, LARGEST_FP32, out=values)
         return length
+
+    def decode_sent_into(self, payload: memoryview, out: Values) -> None:
+        """As `Codec.decode_sent_into`, but nothing was decoded."""
+        self.decode_into(payload, out)
 
     def length_of(self, payload: memoryview, count: int) -> int:
         """As `SparseCodec.length_of`."""
@@ -54,7 +62,10 @@ class Dct(Codec):
         return self._chooser.encode_into(spectrum, out, terms)
 
     def _decode(self, payload: memoryview, out: Values, bits: Bits) -> None:
-        places, coefficients = self._chooser.read(payload, len(out))
+        self._back(*self._chooser.read(payload, len(out)), out, bits)
+
+    def _back(self, places: Indices | None, coefficients: Values, out: Values, bits: Bits) -> None:
+        """The values of coefficients at these places, None if at all."""
         if places is None:
             places = np.arange(len(out))
         peak = self._peak(coefficients.view(np.uint32), bits[: len(coefficients)])

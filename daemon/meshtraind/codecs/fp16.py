@@ -25,7 +25,8 @@ CEILING_BITS = 0x77FF
 # A half's bits, shifted left by 13, are those of an fp32 value that is smaller by 2^112, the difference of the two
 # formats' exponent biases. This holds for subnormal halves too.
 MANTISSA_SHIFT = 13
-BIAS = np.float32(2.0**112)
+BIAS_BITS = 112
+EXPONENT_WITH_BIAS_MAX = 127 - BIAS_BITS
 
 
 class Fp16(Codec):
@@ -34,10 +35,14 @@ class Fp16(Codec):
     def _encode(self, values: Values, bits: Bits, out: memoryview, terms: Terms) -> int:
         peak = self._peak(values.view(np.uint32), bits)
         exponent = max(math.frexp(peak)[1] - PEAK_BITS, EXPONENT_MIN) if peak else 0
-        scaled = np.multiply(values, np.float32(2.0**-exponent), out=self._decoded[: len(values)])
-        if exponent == EXPONENT_MAX:
-            np.clip(scaled, -CEILING, CEILING, out=scaled)
-        np.multiply(scaled, np.float32(1) / BIAS, out=scaled)
+        scaled = self._decoded[: len(values)]
+        if exponent <= 0:  # scaling up is exact, so that both steps are one
+            np.multiply(values, np.float32(2.0 ** (-BIAS_BITS - exponent)), out=scaled)
+        else:
+            np.multiply(values, np.float32(2.0**-exponent), out=scaled)
+            if exponent == EXPONENT_MAX:
+                np.clip(scaled, -CEILING, CEILING, out=scaled)
+            np.multiply(scaled, np.float32(2.0**-BIAS_BITS), out=scaled)
         source = scaled.view(np.uint32)
         np.right_shift(source, MANTISSA_SHIFT, out=bits)
         np.bitwise_and(bits, 1, out=bits)
@@ -64,5 +69,8 @@ class Fp16(Codec):
         target = out.view(np.uint32)
         np.left_shift(target, MANTISSA_SHIFT, out=target)
         np.bitwise_and(target, 0x8FFFE000, out=target)
-        np.multiply(out, BIAS, out=out)
-        np.multiply(out, np.float32(2.0**exponent), out=out)
+        if exponent <= EXPONENT_WITH_BIAS_MAX:  # the first of both steps is exact
+            np.multiply(out, np.float32(2.0 ** (BIAS_BITS + exponent)), out=out)
+        else:
+            np.multiply(out, np.float32(2.0**BIAS_BITS), out=out)
+            np.multiply(out, np.float32(2.0**exponent), out=out)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from meshtraind.codecs.base import FIRST, Bits, Codec, CodecError, Terms, Values
 from meshtraind.codecs.indices import Indices, write_bitmap
 from meshtraind.codecs.selection import largest
-from meshtraind.codecs.sketch import Numbers, cells_of, peel, poured, read_cells, write_cells
+from meshtraind.codecs.sketch import Numbers, cells_of, peel, peel_order, poured, read_cells, write_cells
 from meshwire import limits
 from meshwire.codecs.registry import CodecSpec
 from meshwire.codecs.sketch import LIMIT, SEED_BYTES, STEP, cells_for, segment_room
@@ -70,11 +70,7 @@ class Homomorphic(Codec):
     def check_places(self, payload: memoryview, count: int) -> None:
         """Raises CodecError where no values of `count` can be in it. What its cells hold, only their sum tells."""
         self._check(payload, count)
-        beyond = np.unpackbits(np.frombuffer(payload[SEED.size : _cells_at(count)], np.uint8), bitorder="little")[
-            count:
-        ]
-        if beyond.any():
-            raise CodecError(f"{self.spec}: a place beyond the segment's {count} values")
+        self._marked(payload, count)
 
     def recover_into(self, payload: memoryview, out: Values) -> Recovered:
         """As `decode_into`, and says whether the values were found; if not, `out` is zeros."""
@@ -85,8 +81,12 @@ class Homomorphic(Codec):
         """As `Codec.encode_rest_into`, at the places alone that were sent."""
         length = self.encode_into(values, out, terms)
         places, sent = self._sent
-        values[places] -= sent
+        np.subtract.at(values, places, sent)  # each comes once
         return length
+
+    def decode_sent_into(self, payload: memoryview, out: Values) -> None:
+        """As `Codec.decode_sent_into`, but nothing was decoded."""
+        self.decode_into(payload, out)
 
     def _encode(self, values: Values, bits: Bits, out: memoryview, terms: Terms) -> int:
         self._peak(values.view(np.uint32), bits)
@@ -96,22 +96,33 @@ class Homomorphic(Codec):
         while True:
             places, numbers = self._chosen(values, bits, most)
             where = cells_of(terms.seed, places, cells)
-            full = poured(where, numbers, cells)
-            if peel(where, full.copy()) is not None:
+            if peel_order(where, cells) is not None:
                 break
             most //= 2  # a single one is always found
         self._sent = places, _values_of(numbers)
         SEED.pack_into(out, 0, terms.seed)
         cells_at = _cells_at(len(values))
         write_bitmap(places, len(values), out[SEED.size : cells_at])
-        write_cells(full, out[cells_at:])
+        write_cells(poured(where, numbers, cells), out[cells_at:])
         return len(out)
 
     def _chosen(self, values: Values, magnitudes: Bits, most: int) -> tuple[Indices, Numbers]:
         """At most so many places, and how many times STEP is sent there."""
         places = largest(magnitudes, most, self._mask) if most else np.empty(0, np.intp)
-        numbers = np.rint(np.clip(values[places], -PEAK, PEAK) * np.float32(1 / STEP)).astype(np.int64)
-        return places[numbers != 0], numbers[numbers != 0]
+        steps = values.take(places)
+        np.clip(steps, -PEAK, PEAK, out=steps)
+        np.multiply(steps, np.float32(1 / STEP), out=steps)
+        numbers: Numbers = np.rint(steps, out=steps).astype(np.int64)
+        sent = numbers != 0
+        return places.compress(sent), numbers.compress(sent)
+
+    def _marked(self, payload: memoryview, count: int) -> Indices:
+        """The places, ascending. Raises CodecError where one is beyond the segment."""
+        bitmap = np.frombuffer(payload[SEED.size : _cells_at(count)], np.uint8)
+        places = np.flatnonzero(np.unpackbits(bitmap, bitorder="little").view(np.bool_))
+        if len(places) and places[-1] >= count:
+            raise CodecError(f"{self.spec}: a place beyond the segment's {count} values")
+        return places
 
     def _decode(self, payload: memoryview, out: Values, bits: Bits) -> None:
         self._recover(payload, out)
@@ -119,9 +130,7 @@ class Homomorphic(Codec):
     def _recover(self, payload: memoryview, out: Values) -> Recovered:
         (seed,) = SEED.unpack_from(payload)
         cells_at = _cells_at(len(out))
-        self.check_places(payload, len(out))
-        marked = np.unpackbits(np.frombuffer(payload[SEED.size : cells_at], np.uint8), bitorder="little")
-        places = np.flatnonzero(marked)
+        places = self._marked(payload, len(out))
         cells = read_cells(payload[cells_at:])
         out.fill(0)
         if len(places) > len(cells):

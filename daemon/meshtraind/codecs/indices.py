@@ -47,13 +47,20 @@ def gaps_between(indices: Indices) -> Gaps:
     return gaps
 
 
+def gaps_can_be_smaller(number: int, count: int) -> bool:
+    """Whether so many indices in [0, count) may take fewer bytes as gaps than in a bitmap."""
+    return number * min(GAP_WIDTHS) < bitmap_bytes(count) * 8
+
+
 def smallest_form(gaps: Gaps, count: int) -> tuple[Form, int]:
     """The form other than ALL that takes fewest bytes for indices in [0, count) with these gaps, and how many."""
     form, size = Form.BITMAP, bitmap_bytes(count)
+    widest = int(gaps.max(initial=0))
     for width, escape in ESCAPES.items():
         if len(gaps) * width >= size * 8:
             continue  # without a single escape; a wider one can be smaller, for those of 12 bits come in pairs
-        size_bytes = gap_bytes(len(gaps) + int((gaps // escape).sum()), width)
+        escapes = int((gaps // escape).sum()) if widest >= escape else 0
+        size_bytes = gap_bytes(len(gaps) + escapes, width)
         if size_bytes < size:
             form, size = Form(width), size_bytes
     return form, size
@@ -70,9 +77,12 @@ def write_gaps(form: Form, gaps: Gaps, out: memoryview) -> None:
     """Fills `out`, which is as long as `smallest_form` said."""
     target = np.frombuffer(out, np.uint8)
     escape = ESCAPES[form]
-    escapes = gaps // escape
     digits = np.full(len(target) * 8 // form, escape, np.uint16)  # one that fills the last byte is an escape too
-    digits[np.cumsum(escapes + np.uint32(1), dtype=np.intp) - 1] = gaps - escapes * escape
+    if gaps.max(initial=0) < escape:
+        digits[: len(gaps)] = gaps
+    else:
+        escapes = gaps // escape
+        digits[np.cumsum(escapes + np.uint32(1), dtype=np.intp) - 1] = gaps - escapes * escape
     _pack(digits, form, target)
 
 

@@ -24,6 +24,13 @@ FP16_PEAK_BITS = 15  # scaled magnitudes are below 2^15
 FP16_EXPONENT_MIN = -127
 FP16_EXPONENT_MAX = 128 - FP16_PEAK_BITS
 FP16_CEILING = 32752.0  # the last half before 2^15, which times 2^FP16_EXPONENT_MAX would be infinite
+FP16_CEILING_BITS = 0x77FF
+FP16_LARGEST_BITS = 0x7BFF
+FP16_NORMAL_BITS = 0x38800000  # of 2^-14 in fp32: from there on a half has 11 significant bits
+FP16_BIAS_BITS = 112 << 23  # the difference of the two formats' exponent biases, in fp32
+FP16_BIAS = np.float32(2.0**112)
+FP16_SHIFT = 13  # how many bits more the mantissa of fp32 has
+FP16_FEW = 4096  # so many are cast as quickly by numpy
 FP16_HALF_ULP = 0x1000  # of a half's 11 bits, in those of fp32
 
 INT8_LEVELS = 127
@@ -58,6 +65,12 @@ class KeptValues(ABC):
     def write(self, quantised: Values, out: memoryview) -> None:
         """Fills `out` with what `quantised` made, without its zeros if they may be left out."""
 
+    def quantised_into(self, values: Values, out: memoryview) -> Values:
+        """As `quantised`, and `write` of all that it makes, zeros too."""
+        quantised = self.quantised(values)
+        self.write(quantised, out)
+        return quantised
+
     @abstractmethod
     def read(self, payload: memoryview, count: int) -> Values:
         """So many values; `payload` has their size. All are finite. Raises CodecError for what is never written."""
@@ -82,7 +95,11 @@ class Fp32Values(KeptValues):
 
 
 class Fp16Values(KeptValues):
-    """Error at most 2^-11 of each value, or 2^-39 of the largest magnitude."""
+    """Error at most 2^-11 of each value, or 2^-39 of the largest magnitude.
+
+    numpy's own casts from and to halves go value by value; so of many values whole arrays of bits are rounded here.
+    Where a half would be denormal, as only values below 2^-29 of the largest magnitude are, the cast is left to numpy.
+    """
 
     name = "fp16"
 
@@ -91,22 +108,51 @@ class Fp16Values(KeptValues):
         scaled = values * np.float32(2.0**-exponent)
         if exponent == FP16_EXPONENT_MAX:
             np.clip(scaled, -FP16_CEILING, FP16_CEILING, out=scaled)
-        return scaled.astype(np.float16).astype(np.float32) * np.float32(2.0**exponent)
+        if not _cast_as_bits(scaled):
+            return scaled.astype(np.float16).astype(np.float32) * np.float32(2.0**exponent)
+        bits = scaled.view(np.uint32)
+        odd = bits >> FP16_SHIFT
+        np.bitwise_and(odd, 1, out=odd)
+        np.add(bits, odd, out=bits)
+        np.add(bits, FP16_HALF_ULP - 1, out=bits)  # just under half, and the odd bit: a tie goes to even
+        np.bitwise_and(bits, 0xFFFFFFFF << FP16_SHIFT & 0xFFFFFFFF, out=bits)
+        np.multiply(scaled, np.float32(2.0**exponent), out=scaled)
+        return scaled
 
     def write(self, quantised: Values, out: memoryview) -> None:
         exponent = _fp16_exponent(quantised)
         struct.pack_into("<b", out, 0, exponent)
-        np.frombuffer(out, "<f2", offset=1)[:] = quantised * np.float32(2.0**-exponent)
+        scaled = quantised * np.float32(2.0**-exponent)
+        if not _cast_as_bits(scaled):
+            np.frombuffer(out, "<f2", offset=1)[:] = scaled
+            return
+        bits = scaled.view(np.uint32)
+        signs = bits >> 16
+        np.bitwise_and(signs, 0x8000, out=signs)
+        np.bitwise_and(bits, MAGNITUDE_FP32, out=bits)
+        np.subtract(bits, FP16_BIAS_BITS, out=bits)
+        np.right_shift(bits, FP16_SHIFT, out=bits)
+        np.bitwise_or(bits, signs, out=bits)
+        np.copyto(np.frombuffer(out, "<u2", offset=1), bits, casting="unsafe")
 
     def read(self, payload: memoryview, count: int) -> Values:
         (exponent,) = struct.unpack_from("<b", payload)
         if exponent > FP16_EXPONENT_MAX or exponent < FP16_EXPONENT_MIN:
             raise CodecError(f"exponent {exponent} is not within {FP16_EXPONENT_MIN} to {FP16_EXPONENT_MAX}")
-        scaled = np.frombuffer(payload, "<f2", offset=1).astype(np.float32)
-        # Written so that a NaN is refused as well.
-        if not np.abs(scaled).max(initial=0.0) <= (FP16_CEILING if exponent == FP16_EXPONENT_MAX else 65504.0):
+        halves = np.frombuffer(payload, "<i2", offset=1)
+        peak = int((halves & 0x7FFF).max(initial=0))
+        if peak > (FP16_CEILING_BITS if exponent == FP16_EXPONENT_MAX else FP16_LARGEST_BITS):
             raise CodecError("a value is infinite or not a number")
-        scaled *= np.float32(2.0**exponent)
+        if count < FP16_FEW:
+            scaled = halves.view("<f2").astype(np.float32)
+            scaled *= np.float32(2.0**exponent)
+            return scaled
+        bits = halves.astype(np.int32).view(np.uint32)  # as signed numbers, so that the sign comes to stand in front
+        np.left_shift(bits, FP16_SHIFT, out=bits)
+        np.bitwise_and(bits, 0x8FFFE000, out=bits)
+        scaled = bits.view(np.float32)
+        np.multiply(scaled, FP16_BIAS, out=scaled)
+        np.multiply(scaled, np.float32(2.0**exponent), out=scaled)
         return scaled
 
 
@@ -152,7 +198,16 @@ class Int4Values(KeptValues):
         return quantised
 
     def write(self, quantised: Values, out: memoryview) -> None:
-        steps, levels = self._levels(quantised)
+        self._write(*self._levels(quantised), out)
+
+    def quantised_into(self, values: Values, out: memoryview) -> Values:
+        # What it makes has these steps and levels again.
+        steps, levels = self._levels(values)
+        self._write(steps, levels, out)
+        by_block(np.multiply, levels, steps, INT4_BLOCK, out=levels)
+        return levels
+
+    def _write(self, steps: Values, levels: Values, out: memoryview) -> None:
         write_steps(steps, out)
         numbers = (levels + np.float32(INT4_LEVELS)).astype(np.uint8)
         pack_nibbles(numbers, np.frombuffer(out, np.uint8, offset=STEP_BYTES * len(steps)))
@@ -246,6 +301,14 @@ def _fp16_exponent(values: Values) -> int:
     else:
         exponent = math.frexp(float(np.uint32(peak).view(np.float32)))[1]
     return min(max(exponent - FP16_PEAK_BITS, FP16_EXPONENT_MIN), FP16_EXPONENT_MAX)
+
+
+def _cast_as_bits(scaled: Values) -> bool:
+    """Whether every one of them has 11 significant bits as a half, which a zero has not, and they are enough for it."""
+    if len(scaled) < FP16_FEW:
+        return False
+    magnitudes = scaled.view(np.uint32) & MAGNITUDE_FP32
+    return int(magnitudes.min(initial=FP16_NORMAL_BITS)) >= FP16_NORMAL_BITS
 
 
 def _int8_step(values: Values) -> np.float32:

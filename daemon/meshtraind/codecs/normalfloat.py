@@ -9,7 +9,7 @@ Of the largest values alone, as sparse codecs send them, it leaves out twice as 
 import numpy as np
 
 from meshtraind.codecs.base import INFINITY_FP32, Bits, Codec, CodecError, Terms, Values
-from meshtraind.codecs.bit_packing import Bytes, pack_nibbles, unpack_nibbles
+from meshtraind.codecs.bit_packing import Bytes, behind_the_last, pack_nibbles
 from meshtraind.codecs.blocks import block_peaks, by_block, read_steps, step_sizes, write_steps
 from meshwire import limits
 from meshwire.codecs.quantizers import STEP_BYTES, blocks
@@ -25,6 +25,9 @@ TABLE: Values = np.array(
     ],
     np.float32,
 )
+PAIRS: Values = np.stack([np.tile(TABLE, 16), np.repeat(TABLE, 16)], axis=1)
+"""What each byte stands for: its lower half first."""
+
 FINENESS = 1024  # values are looked up in steps of 1/1024: rarely is one taken that is not quite the nearest
 NEAREST: Bytes = np.abs(np.arange(-FINENESS, FINENESS + 1)[:, None] / FINENESS - TABLE).argmin(axis=1).astype(np.uint8)
 
@@ -45,26 +48,29 @@ class NormalFloat4(Codec):
         scales = step_sizes(peaks, 1, reaching=False)
         scaled = self._decoded[: len(values)]
         by_block(np.divide, values, np.where(scales == 0, np.float32(np.inf), scales), self._block, out=scaled)
-        np.clip(scaled, -1, 1, out=scaled)
         np.multiply(scaled, FINENESS, out=scaled)
         np.rint(scaled, out=scaled)
         np.add(scaled, FINENESS, out=scaled)
         places, numbers = self._places[: len(values)], self._numbers[: len(values)]
         np.copyto(places, scaled, casting="unsafe")
-        np.take(NEAREST, places, out=numbers, mode="clip")
+        np.take(NEAREST, places, out=numbers, mode="clip")  # what is beyond 1, for peaks are rounded, is taken for 1
         write_steps(scales, out)
         pack_nibbles(numbers, np.frombuffer(out, np.uint8, offset=STEP_BYTES * len(scales)))
         return len(out)
 
     def _decode(self, payload: memoryview, out: Values, bits: Bits) -> None:
         count = blocks(len(out), self._block)
-        numbers = self._numbers[: len(out)]
         try:
             scales = read_steps(payload, count, 1)
-            unpack_nibbles(np.frombuffer(payload, np.uint8, offset=STEP_BYTES * count), numbers)
         except CodecError as error:
             raise CodecError(f"{self.spec}: {error}") from None
-        places = self._places[: len(out)]
-        np.copyto(places, numbers)
-        np.take(TABLE, places, out=out, mode="clip")
+        packed = np.frombuffer(payload, np.uint8, offset=STEP_BYTES * count)
+        even = len(out) & ~1
+        places = self._places[: even // 2]
+        np.copyto(places, packed[: even // 2])
+        np.take(PAIRS, places, axis=0, out=out[:even].reshape(-1, 2), mode="clip")
+        if even < len(out):
+            if packed[-1] > 0x0F:
+                raise CodecError(f"{self.spec}: {behind_the_last(len(out))}")
+            out[-1] = TABLE[packed[-1]]
         by_block(np.multiply, out, scales, self._block, out=out)

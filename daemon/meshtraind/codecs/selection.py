@@ -8,6 +8,7 @@ from meshtraind.codecs.indices import Indices
 
 SAMPLES = 2048
 MARGIN = 3.0  # standard deviations: rarely is a sampled floor so high that too few values reach it
+MANY = 4096  # candidates; of fewer a threshold is as quickly found among all
 
 
 def at_least(floor: int, magnitudes: Bits, mask: NDArray[np.bool_]) -> Indices:
@@ -17,17 +18,50 @@ def at_least(floor: int, magnitudes: Bits, mask: NDArray[np.bool_]) -> Indices:
 
 
 def largest(magnitudes: Bits, wanted: int, mask: NDArray[np.bool_]) -> Indices:
-    """Ascending indices of the `wanted` largest; of equal ones those that come first, and never a zero."""
-    return largest_of_each(magnitudes[None, :], wanted, mask)
+    """Ascending indices of the `wanted` largest, at least one; of equal ones those that come first, and never a zero.
+
+    A floor that rather more of them reach than are wanted comes from every so-manieth one; those alone are
+    partitioned. Where the sample misleads, all are.
+    """
+    floor = int(_sampled_floors(magnitudes[None, :], wanted)[0]) if len(magnitudes) else 1
+    indices = at_least(floor, magnitudes, mask)
+    if len(indices) < wanted and floor > 1:
+        at = max(len(magnitudes) - wanted, 0)
+        indices = at_least(int(np.partition(magnitudes, at)[at]), magnitudes, mask)
+    if len(indices) <= wanted:
+        return indices
+    candidates = magnitudes.take(indices)
+    threshold = _nth_largest(candidates, wanted)
+    kept = np.greater_equal(candidates, threshold, out=mask[: len(candidates)])
+    surplus = int(np.count_nonzero(kept)) - wanted
+    if surplus:
+        kept[np.flatnonzero(candidates == threshold)[-surplus:]] = False
+    return indices.compress(kept)
+
+
+def _nth_largest(magnitudes: Bits, nth: int) -> np.uint32:
+    """From 1 on, of no more than there are. Of many, two bounds come from a sample; what lies between them is
+    partitioned, or everything where they miss."""
+    count = len(magnitudes)
+    if count > MANY:
+        sample = np.sort(magnitudes[:: 2 * count // SAMPLES])
+        expected = len(sample) * nth / count
+        margin = 1 + MARGIN * (expected * (1 - nth / count)) ** 0.5
+        low = sample[max(len(sample) - 1 - int(expected + margin), 0)]
+        high = sample[min(len(sample) - int(expected - margin), len(sample) - 1)]
+        below_high = magnitudes < high
+        missing = nth - (count - int(np.count_nonzero(below_high)))
+        between = magnitudes.compress(np.logical_and(below_high, magnitudes >= low, out=below_high))
+        if 0 < missing <= len(between):
+            return np.uint32(np.partition(between, len(between) - missing)[len(between) - missing])
+    return np.uint32(np.partition(magnitudes, count - nth)[count - nth])
 
 
 def largest_of_each(rows: Bits, wanted: int, mask: NDArray[np.bool_]) -> Indices:
-    """The same of each row, as indices into all of them, one behind the other. `rows` are contiguous.
-
-    At least one is wanted. A floor that rather more of a row reach than are wanted comes from every so-manieth value;
-    those alone are partitioned. Where the sample misleads, all are.
-    """
+    """The same of each row, as indices into all of them, one behind the other. `rows` are contiguous."""
     number, length = rows.shape
+    if number == 1:
+        return largest(rows[0], wanted, mask)
     floors = _sampled_floors(rows, wanted)
     reached = np.greater_equal(rows, floors[:, None], out=mask[: rows.size].reshape(number, length))
     indices = np.flatnonzero(reached)

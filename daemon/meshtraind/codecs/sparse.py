@@ -15,6 +15,7 @@ from meshtraind.codecs.indices import (
     Form,
     Indices,
     gaps_between,
+    gaps_can_be_smaller,
     read_indices,
     smallest_form,
     write_bitmap,
@@ -32,13 +33,17 @@ Mask = NDArray[np.bool_]
 
 
 class SparseCodec(Codec):
-    """A codec says which values are sent: see `_chosen`."""
+    """A codec says which values are sent: see `_chosen`.
+
+    Attributes:
+        sent: by the last encoding: at which places, None if at all, and the values as they are decoded.
+    """
 
     def __init__(self, spec: CodecSpec) -> None:
         super().__init__(spec)
         self._written = FORMS[spec.choice("values")]()
         self._mask: Mask = np.empty(limits.SEGMENT_VALUES_MAX, np.bool_)
-        self._sent: tuple[Indices | None, Values] = None, np.empty(0, np.float32)  # by the last encoding; None is all
+        self.sent: tuple[Indices | None, Values] = None, np.empty(0, np.float32)
 
     @abstractmethod
     def _chosen(self, magnitudes: Bits, number: int, most: int) -> Indices:
@@ -52,12 +57,16 @@ class SparseCodec(Codec):
     def encode_rest_into(self, values: Values, out: memoryview, terms: Terms = FIRST) -> int:
         """As `Codec.encode_rest_into`, at the places alone that were sent."""
         length = self.encode_into(values, out, terms)
-        _apply(np.subtract, values, *self._sent)
+        _apply(np.subtract, values, *self.sent)
         return length
+
+    def decode_sent_into(self, payload: memoryview, out: Values) -> None:
+        """As `Codec.decode_sent_into`, but nothing was decoded."""
+        self.decode_into(payload, out)
 
     def clear_sent(self, values: Values) -> None:
         """As `Codec.clear_sent`."""
-        indices, _ = self._sent
+        indices, _ = self.sent
         values[slice(None) if indices is None else indices] = 0
 
     def length_of(self, payload: memoryview, count: int) -> int:
@@ -84,26 +93,32 @@ class SparseCodec(Codec):
         if terms.bytes_max is not None:
             most = kept_within(self.spec, count, terms.bytes_max)
         indices = self._chosen(bits, terms.round, most)
-        sent = written.quantised(values[indices])
-        if written.drops_zeros and not sent.all():
-            indices, sent = indices[sent != 0], sent[sent != 0]
-        gaps = gaps_between(indices)
-        form, index_bytes = smallest_form(gaps, count)
-        sent_bytes, all_bytes = written.size(len(sent)), written.size(count)
+        sent = None
+        if written.drops_zeros:
+            sent = written.quantised(values.take(indices))
+            if not sent.all():
+                found = sent != 0
+                indices, sent = indices.compress(found), sent.compress(found)
+        gaps = gaps_between(indices) if gaps_can_be_smaller(len(indices), count) else None
+        form, index_bytes = smallest_form(gaps, count) if gaps is not None else (Form.BITMAP, bitmap_bytes(count))
+        sent_bytes, all_bytes = written.size(len(indices)), written.size(count)
         if all_bytes <= index_bytes + sent_bytes:
             HEADER.pack_into(out, 0, Form.ALL, 0, 0)
-            sent, index_bytes, sent_bytes = written.quantised(values), 0, all_bytes
-            self._sent = None, sent
-        else:
-            HEADER.pack_into(out, 0, form, len(sent), index_bytes)
-            place = out[HEADER.size : HEADER.size + index_bytes]
-            if form is Form.BITMAP:
-                write_bitmap(indices, count, place)
-            else:
-                write_gaps(form, gaps, place)
-            self._sent = indices, sent
+            self.sent = None, written.quantised_into(values, out[HEADER.size : HEADER.size + all_bytes])
+            return HEADER.size + all_bytes
+        HEADER.pack_into(out, 0, form, len(indices), index_bytes)
         values_at = HEADER.size + index_bytes
-        written.write(sent, out[values_at : values_at + sent_bytes])
+        place = out[HEADER.size : values_at]
+        if gaps is None or form is Form.BITMAP:
+            write_bitmap(indices, count, place)
+        else:
+            write_gaps(form, gaps, place)
+        place = out[values_at : values_at + sent_bytes]
+        if sent is None:
+            sent = written.quantised_into(values.take(indices), place)
+        else:
+            written.write(sent, place)
+        self.sent = indices, sent
         return values_at + sent_bytes
 
     def _decode(self, payload: memoryview, out: Values, bits: Bits) -> None:
@@ -138,4 +153,4 @@ def _apply(operation: np.ufunc, values: Values, indices: Indices | None, operand
     if indices is None:
         operation(values, operands, out=values)
     else:
-        values[indices] = operation(values[indices], operands)
+        operation.at(values, indices, operands)  # each comes once

@@ -14,7 +14,7 @@ import numpy as np
 
 from meshtraind.codecs.base import Bits, Codec, CodecError, Terms, Values
 from meshtraind.codecs.bit_packing import Bytes, pack_trits, unpack_trits
-from meshtraind.codecs.blocks import by_starts
+from meshtraind.codecs.blocks import by_run
 from meshtraind.codecs.dither import add_dither
 from meshtraind.codecs.moments import root_mean_square
 from meshwire import limits
@@ -34,13 +34,11 @@ class TernGrad(Codec):
         self._digits: Bytes = np.empty(limits.SEGMENT_VALUES_MAX, np.uint8)
 
     def _encode(self, values: Values, bits: Bits, out: memoryview, terms: Terms) -> int:
-        starts = self._starts(len(values))
-        scalers = np.array([self._scaler(part, bits) for part in np.split(values, starts[1:])], np.float32)[
-            : len(starts)
-        ]
+        runs = self._blocks(len(values))
+        scalers = np.array([self._scaler(part, bits) for part in runs.each(values)], np.float32)[: len(runs)]
         scaled = self._decoded[: len(values)]
         with np.errstate(over="ignore"):  # infinite: clipped
-            by_starts(np.divide, values, np.where(scalers == 0, np.float32(np.inf), scalers), starts, out=scaled)
+            by_run(np.divide, values, np.where(scalers == 0, np.float32(np.inf), scalers), runs, out=scaled)
         np.clip(scaled, -1, 1, out=scaled)
         add_dither(scaled, terms.seed, scratch=bits.view(np.float32))
         np.rint(scaled, out=scaled)
@@ -52,15 +50,15 @@ class TernGrad(Codec):
         return len(out)
 
     def _decode(self, payload: memoryview, out: Values, bits: Bits) -> None:
-        starts = self._starts(len(out))
-        scalers = np.frombuffer(payload, "<f4", len(starts)).astype(np.float32)
+        runs = self._blocks(len(out))
+        scalers = np.frombuffer(payload, "<f4", len(runs)).astype(np.float32)
         if len(wrong := scalers[~((scalers >= 0) & (scalers <= LARGEST))]):
             raise CodecError(f"{self.spec}: scaler {wrong[0]} is infinite, not a number, or below 0")
         digits = self._digits[: len(out)]
         unpack_trits(np.frombuffer(payload, np.uint8, offset=scalers.nbytes), digits)
         np.subtract(digits, 1, out=digits)
         np.copyto(out, digits.view(np.int8))
-        by_starts(np.multiply, out, scalers, starts, out=out)
+        by_run(np.multiply, out, scalers, runs, out=out)
 
     def _scaler(self, values: Values, bits: Bits) -> np.float32:
         """What the values of one tensor are drawn from, of either sign. Raises CodecError when one is not finite."""

@@ -14,13 +14,15 @@ where two levels of either sign leave least out of normal values (12 % of the sq
 import numpy as np
 from numpy.typing import NDArray
 
-from meshtraind.codecs.base import Bits, Codec, CodecError, Terms, Values
+from meshtraind.codecs.base import Bits, Codec, CodecError, Runs, Terms, Values
 from meshtraind.codecs.bit_packing import FOURS, Bytes, either_sign, pack_quads
-from meshtraind.codecs.blocks import by_starts, read_steps, step_sizes, write_steps
-from meshtraind.codecs.moments import root_mean_square
+from meshtraind.codecs.blocks import by_run, read_steps, step_sizes, write_steps
+from meshtraind.codecs.moments import root_mean_squares
 from meshwire import limits
 from meshwire.codecs.quantizers import QUAD_LEVELS, STEP_BYTES
 from meshwire.codecs.registry import CodecSpec
+
+CLASSES_8_BITS = 256
 
 
 class TwoBit(Codec):
@@ -32,10 +34,11 @@ class TwoBit(Codec):
         self._numbers: Bytes = np.empty(limits.SEGMENT_VALUES_MAX, np.uint8)
         # As numpy counts: it would convert them once for each pass.
         self._classes = np.empty(limits.SEGMENT_VALUES_MAX, np.intp)
+        self._narrow: Bytes = np.empty(limits.SEGMENT_VALUES_MAX, np.uint8)
         self._weights = np.empty(limits.SEGMENT_VALUES_MAX, np.float64)
 
     def _encode(self, values: Values, bits: Bits, out: memoryview, terms: Terms) -> int:
-        columns = self._starts(len(values))
+        columns = self._blocks(len(values))
         large_from = self._thresholds(values, columns)
         packed = np.frombuffer(out, np.uint8, offset=STEP_BYTES * QUAD_LEVELS * len(columns))
         numbers = self._numbers[: 4 * len(packed)]
@@ -46,14 +49,14 @@ class TwoBit(Codec):
         np.add(bits, bits, out=bits)
         np.copyto(codes, bits, casting="unsafe")
         large = self._rest[: len(values)].view(np.uint8)[: len(values)]
-        by_starts(np.greater_equal, magnitudes, large_from, columns, out=large.view(np.bool_))
+        by_run(np.greater_equal, magnitudes, large_from, columns, out=large.view(np.bool_))
         np.add(codes, large, out=codes)
         write_steps(self._means(magnitudes, codes, columns), out)
         pack_quads(numbers, packed)
         return len(out)
 
     def _decode(self, payload: memoryview, out: Values, bits: Bits) -> None:
-        columns = self._starts(len(out))
+        columns = self._blocks(len(out))
         try:
             magnitudes = read_steps(payload, QUAD_LEVELS * len(columns), 1)
         except CodecError as error:
@@ -68,24 +71,40 @@ class TwoBit(Codec):
         indices = bits[: 2 * whole].view(np.intp)[:whole]
         np.copyto(indices, packed[:whole])
         fours = out[: 4 * whole].reshape(whole, 4)
-        ends = np.append(columns, 4 * whole)[1:] // 4
-        for of_column, first, end in zip(levels, columns // 4, ends, strict=True):
+        ends = np.append(columns.starts, 4 * whole)[1:] // 4
+        for of_column, first, end in zip(levels, columns.starts // 4, ends, strict=True):
             np.take(of_column[FOURS], indices[first:end], axis=0, out=fours[first:end], mode="clip")
         if rest:
             out[4 * whole :] = levels[-1][last[:rest]]
 
-    def _thresholds(self, values: Values, columns: NDArray[np.intp]) -> Values:
+    def _thresholds(self, values: Values, columns: Runs) -> Values:
         """From where on a value of each column is large. Raises CodecError when a value is not finite."""
-        parts = np.split(values, columns[1:]) if len(columns) else []
         with np.errstate(over="ignore"):  # infinite: nothing is large
-            return np.array([self._rms * root_mean_square(part) for part in parts]).astype(np.float32)
+            return np.array([self._rms * each for each in root_mean_squares(columns.each(values))]).astype(np.float32)
 
-    def _means(self, magnitudes: Values, codes: Bytes, columns: NDArray[np.intp]) -> Values:
+    def _means(self, magnitudes: Values, codes: Bytes, columns: Runs) -> Values:
         """Of each column's values of each code, as they are written; 0 where there are none."""
         classes, weights = self._classes[: len(codes)], self._weights[: len(codes)]
         np.copyto(weights, magnitudes)
-        by_starts(np.add, codes, QUAD_LEVELS * np.arange(len(columns)), columns, out=classes)
-        sums = np.bincount(classes, weights=weights, minlength=QUAD_LEVELS * len(columns))
-        counts = np.bincount(classes, minlength=QUAD_LEVELS * len(columns))
-        means: NDArray[np.float32] = (sums / np.maximum(counts, 1)).astype(np.float32)
+        number = QUAD_LEVELS * len(columns)
+        if number <= CLASSES_8_BITS:
+            firsts = QUAD_LEVELS * np.arange(len(columns), dtype=np.uint8)
+            narrow = self._narrow[: len(codes)]
+            by_run(np.add, codes, firsts, columns, out=narrow)
+            np.copyto(classes, narrow)
+        else:
+            by_run(np.add, codes, QUAD_LEVELS * np.arange(len(columns)), columns, out=classes)
+        sums = np.bincount(classes, weights=weights, minlength=number)
+        means: NDArray[np.float32] = (sums / np.maximum(_counts(codes, columns), 1)).astype(np.float32)
         return step_sizes(means, 1, reaching=False)
+
+
+def _counts(codes: Bytes, columns: Runs) -> NDArray[np.int64]:
+    """How many values of each column have each code."""
+    at = columns.starts // 8
+    large, negative, both = (
+        np.add.reduceat(np.bitwise_count(np.packbits(bits)), at, dtype=np.int64)
+        for bits in (np.bitwise_and(codes, 1), np.bitwise_and(codes, 2), np.equal(codes, 3))
+    )
+    small = columns.lengths - large - negative + both
+    return np.stack([small, large - both, negative - both, both], axis=1).ravel()

@@ -320,7 +320,10 @@ class ShardedArithmetic(Arithmetic):
                 return replace(work, poison=True)
             if slot is not None or segment.measured:
                 values = slot.place(segment) if slot is not None else total
-                segment.codec.decode_into(area[at : at + length], values)
+                if owed is None:
+                    segment.codec.decode_into(area[at : at + length], values)
+                else:
+                    segment.codec.decode_sent_into(area[at : at + length], values)
                 squared_norm += self._squared_norm(values) if segment.measured else 0.0
             if terms.bytes_max is not None:
                 run_terms.spend(length)

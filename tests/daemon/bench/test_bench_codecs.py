@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from meshtrain.cli.commands.bench import bench
 from meshtraind.bench.codec_report import CodecFigures, CodecReport
 from meshtraind.bench.codecs import all_codecs, gradient, measure
+from meshtraind.bench.job_round import round_cost
 from meshtraind.bench.settings import BenchError
 from meshtraind.bench.transforms import RESNET18, resnet_shapes
 from meshwire.codecs.registry import FAMILIES, parse_codec
@@ -135,3 +136,11 @@ def test_the_command_passes_on_what_is_wrong() -> None:
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr[:21]) == (1, "error: --values many:")
     assert CliRunner().invoke(app, ["bench", "codecs", "--values", "1e3", "--codec", "zip"]).exit_code == 1
+
+
+def test_a_round_is_measured_of_codecs_whose_parts_meet_whole() -> None:
+    """At a shard's owner or at everybody; behind the rounds that a job begins with."""
+    codecs = ["fp16", "homomorphic", "powersgd", "int8", "onebit:100", "dgc", "topk:gather"]
+    measured = [each.round_s is not None for each in measure(codecs, [20_000], 1, silent).figures]
+    assert measured == [False, False, False, True, True, True, True]
+    assert round_cost(parse_codec("topk:gather"), gradient(20_000)).sums_s > 0
