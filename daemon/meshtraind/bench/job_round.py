@@ -22,6 +22,7 @@ from meshtraind.executor.round_buffers import RoundMemory
 from meshwire.codecs.registry import CodecSpec
 from meshwire.codecs.spec import Reduction
 from meshwire.collectives.exchange import Place, Work
+from meshwire.collectives.strategy import collective_for
 from meshwire.model.manifest import Momentum
 
 MEMBERS = 4
@@ -54,7 +55,7 @@ class JobMember:
         rounds: dict[int, RoundResults] = {}
         projections = Projections(self._forms, rounds, 0, 0, MEMBERS, compensation.residual)
         reducer = reducer_for(
-            spec.reduction, Materials(self._forms, projections, compensation, 0, self._feedback, None)
+            collective_for(spec), Materials(self._forms, projections, compensation, 0, self._feedback, None)
         )
         self._memory = RoundMemory(self._forms, rounds, projections, reducer)
         self._arithmetic = {form: reducer.arithmetic(form) for form in self._forms}
