@@ -29,6 +29,10 @@ class OptimizerStep:
         """Takes the same step by a clone (`clone_optimizer`), which goes ahead of the base."""
         self.around(clone, lambda: type(clone).step(clone))
 
+    def forget(self) -> None:
+        """What earlier steps have left in the optimizer's state counts no more."""
+        self.optimizer.state.clear()
+
     def around(self, optimizer: Optimizer, step: Callable[[], object]) -> None:
         """One call of `step`, which steps this optimizer, and what belongs before and after it."""
         step()

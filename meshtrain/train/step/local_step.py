@@ -142,4 +142,4 @@ class LocalStep:
         as well."""
         self._base.buffers.restore()
         if self._contribution.poisoned:
-            self._own.optimizer.state.clear()
+            self._own.forget()

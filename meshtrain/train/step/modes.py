@@ -12,6 +12,7 @@ from meshtrain.train.link.channel import Channel
 from meshtrain.train.model.kept_state import NoKeptState
 from meshtrain.train.model.state import ReplicaState, RoundProgress
 from meshtrain.train.optim.clipping import UntouchedGradients, refusal_to_clip
+from meshtrain.train.optim.inner_muon import WithMuon
 from meshtrain.train.optim.leader_options import LeaderOptions
 from meshtrain.train.optim.lent_gradients import LentGradients
 from meshtrain.train.optim.local_weights import LocalWeights
@@ -112,7 +113,8 @@ def _local_rounds(parts: EngineParts, progress: RoundProgress) -> Engine:
     saver = StateSaver(parts.state, base, scaling, parts.channel)
     boundary = _boundary(parts, base, contribution, _untouched(means), LentGradients(), saver)
     growth = MaskGrowth(base, scaling)
-    own = OptimizerStep(parts.state.optimizer)
+    optimizer, muon = parts.state.optimizer, parts.state.muon
+    own = OptimizerStep(optimizer) if muon is None else WithMuon(optimizer, muon)
     steps = LocalStep(own, base, contribution, boundary, weights, growth, scaling, parts.sync.period)
     saver.go_on_from(progress)
     return _engine(parts, base, contribution, boundary, steps)

@@ -30,7 +30,7 @@ BRISK = {
     "lgc": "lgc:0.05,warmup=2,train=2",
 }  # what begins late by default
 GATHERED = ("topk", "dgc")  # what a codec chooses by is nothing to the exchange: with momentum, and without
-MODES = ("demo", "sparseloco:2")  # with the others any codec goes
+MODES = ("demo", "sparseloco:2", "muloco:2")  # with the others any codec goes
 PARAMETERS = np.zeros(PLAN.total_values, bool)
 for span in PLAN.spans[: PLAN.buckets[NORM_BUCKETS].spans.start]:
     PARAMETERS[span.start : span.start + span.count] = True  # no padding

@@ -18,6 +18,8 @@ from meshwire.sync_modes.mode import sync_settings
         ("local:8,nesterov", "int8", "int8"),
         ("sparseloco:30", None, "topk:0.015625,chunk=4096,decay=0.95,senders+2bit"),
         ("sparseloco:30", "topk:0.03+fp16", "topk:0.03"),
+        ("muloco:30", None, "twobit"),
+        ("muloco:30", "fp16", "fp16"),
         ("bsp", "powersgd:2", "powersgd:2"),
         ("bsp", "powersgd:2,half", "powersgd:2,half"),
         ("local:8", "powersgd", "powersgd"),
@@ -59,6 +61,17 @@ def test_sparseloco_is_smaller_than_its_paper() -> None:
     assert sync_settings("sparseloco:30") == sync_settings("local:30").model_copy(update={"sparse": True})
     assert not suits(sync_settings("sparseloco:30"), parse_codec("fp16"))
     assert suits(sync_settings("local:30"), parse_codec("fp16"))
+
+
+def test_muloco_is_diloco_with_muon_and_any_codec() -> None:
+    made = sync_settings("muloco:30")
+    assert made == sync_settings("local:30,nesterov").model_copy(update={"muon": True})
+    assert suits(made, parse_codec("topk:0.1"))
+    assert not suits(made, parse_codec("dgc"))
+    with pytest.raises(
+        ValueError, match=r"--codec dgc takes over the momentum of gradients, and with --sync muloco:30"
+    ):
+        codec_of(made, "dgc")
 
 
 def test_demo_is_bsp_with_signs() -> None:
