@@ -1761,4 +1761,21 @@ BUGS: tuple[Bug, ...] = (
         "yield layers[0].weight",
         f"{TRAIN}/optim/test_inner_muon.py",
     ),
+    # Values of few bits on a ring.
+    Bug(
+        "hops-draw-alike",
+        "meshtraind.executor.ring_and_sharded",
+        "HopArithmetic.compute",
+        "RunTerms(self._seed ^ work.contributors, number, None)",
+        "RunTerms(0, 1, None)",
+        f"{DAEMON}/executor/test_executor_lgc.py -k four_bits",
+    ),
+    Bug(
+        "places-in-four-bits",
+        "meshwire.layout.encoded",
+        "EncodedLayout.codec_of",
+        "if segment < self._told_from(bucket) else self.told",
+        "",
+        f"{WIRE}/layout/test_lgc.py -k four_bits",
+    ),
 )

@@ -30,7 +30,7 @@ class Materials:
 
     Attributes:
         compensation: what own parts are encoded with, but for plain sums.
-        owner_seed: of what this member encodes as the owner of shards.
+        owner_seed: of what this member encodes as the owner of shards, or where sums come by.
         feedback: what encodings left out; None where nothing is.
         budget: of bytes; None without one.
     """
@@ -80,7 +80,8 @@ class LinearReducer(Reducer):
 
     def arithmetic(self, form: RoundForm) -> Arithmetic:
         built_on = self._of.projections.of[form].reads_results
-        return HopArithmetic(form.segments, form.layout.plan.segment_values, built_on=built_on)
+        values = form.layout.plan.segment_values
+        return HopArithmetic(form.segments, values, self._of.owner_seed, built_on=built_on)
 
 
 class SketchReducer(Reducer):
@@ -98,7 +99,7 @@ class SketchReducer(Reducer):
         )
 
     def arithmetic(self, form: RoundForm) -> Arithmetic:
-        return SketchArithmetic(form.segments, form.layout.plan.segment_values)
+        return SketchArithmetic(form.segments, form.layout.plan.segment_values, self._of.owner_seed)
 
 
 class OwnerReducer(Reducer):
