@@ -12,7 +12,7 @@ from meshwire.sync_modes.mode import sync_settings
     [
         ("bsp", None, "fp32"),
         ("ssp:2", "topk:0.05", "topk:0.05"),
-        ("demo", None, "dct:decay=0.999"),
+        ("demo", None, "dct:decay=0.999,gather"),
         ("demo", "dct:64,decay=0.99+fp32", "dct:64,decay=0.99+fp32"),
         ("local:8", None, "fp32"),
         ("local:8,nesterov", "int8", "int8"),
