@@ -21,7 +21,7 @@ from meshtrain.train.data.step_samples import StepSamples
 from meshtrain.train.device import best_device, move_model
 from meshtrain.train.link.channel import Channel
 from meshtrain.train.link.environment import Environment
-from meshtrain.train.optim.inner_muon import what_is_muons
+from meshtrain.train.periods.inner_muon import what_is_muons
 from meshtrain.train.single import local_data_dir
 from meshtrain.train.step.engine import Engine
 from meshtrain.train.step.preparation import check_optimizer, describe_model

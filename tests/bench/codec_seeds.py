@@ -28,14 +28,15 @@ from meshtrain.examples.cnn import CNN
 from meshtrain.examples.digits import HELD_OUT_EVERY, fetch_digits, read_digits
 from meshtrain.examples.gpt import GPT, GPTConfig
 from meshtrain.examples.text import stdlib_text
-from meshtrain.train.optim.inner_muon import WithMuon, hidden_matrices, inner_muon
+from meshtrain.train.optim.frozen_variance import FrozenVariance
 from meshtrain.train.optim.optimizer_step import OptimizerStep
-from meshtrain.train.optim.outer_optimizer import outer_optimizer
+from meshtrain.train.periods.inner_muon import WithMuon, hidden_matrices, inner_muon
+from meshtrain.train.periods.outer_optimizer import outer_optimizer
 from meshtraind.codecs import codec_named
 from meshtraind.codecs.base import Terms, Values
 from meshtraind.contributions.received import MemberPart, mean_into, senders_mean_into
 from meshtraind.contributions.segments import Segment
-from meshwire.codecs.registry import Reduction, parse_codec
+from meshwire.codecs.registry import CodecSpec, Reduction, parse_codec
 from meshwire.model.plan import SELECTED_VALUES_MIN, values_per_segment
 from meshwire.sync_modes.codec_for_mode import codec_of
 from meshwire.sync_modes.mode import SyncSettings, sync_settings
@@ -55,6 +56,7 @@ class Exchange:
         spec = parse_codec(text)
         self._codec = codec_named(text)
         self._decay = np.float32(spec.decay)
+        self._warmup = spec.warmup
         self._feedback, self.gathered, self._senders = (
             spec.error_feedback,
             spec.reduction is Reduction.GATHER,
@@ -71,6 +73,10 @@ class Exchange:
     def mean(self, parts: Sequence[Values]) -> Values:
         """What a round of these parts comes to on every member."""
         self._round += 1
+        if self._round <= self._warmup:
+            self.sent_bytes += 2 * len(parts[0]) * (len(parts) + 1)
+            whole: Values = np.mean(parts, 0, dtype=np.float32)
+            return whole
         made = np.empty_like(parts[0])
         for start in range(0, len(made), self._cut):
             run = slice(start, min(start + self._cut, len(made)))
@@ -221,8 +227,9 @@ def train(way: str, task_name: str, members: int, steps: int, seed: int, rate: f
         optimizers: list[torch.optim.Optimizer] = [torch.optim.SGD(parameters, lr=rate or SIGN_RATE)]
     else:
         optimizers = [task.optimizer(rate) for _ in range(members if period else 1)]
-    base_optimizer = outer_optimizer(sync.outer, parameters) if period else optimizers[0]
-    own_steps = [_own_step(model, each, sync) for each in optimizers]
+    base_optimizer = outer_optimizer(sync.outer, parameters)
+    codec = None if text.startswith("hook:") else parse_codec(text)
+    own_steps = [_own_step(model, each, sync, codec) for each in optimizers]
     exchange = exchange_of(text, [tuple(each.shape) for each in parameters], members)
     draws = [torch.Generator().manual_seed(1000 * seed + member) for member in range(members)]
 
@@ -243,11 +250,15 @@ def train(way: str, task_name: str, members: int, steps: int, seed: int, rate: f
                     for each, value in zip(parameters, unflatten(base, parameters), strict=True):
                         each.copy_(value)
             else:
-                parts.append(flat([each.grad for each in parameters if each.grad is not None]))
+                added = (own_steps[0].contributed(each, each.grad, 1.0) for each in parameters)
+                parts.append(flat([each for each in added if each is not None]))
         mean = exchange.mean(parts)
         for each, value in zip(parameters, unflatten(mean, parameters), strict=True):
             each.grad = value.sign() if sync.signs else value.clone()
-        base_optimizer.step()
+        if period:
+            base_optimizer.step()
+        else:
+            own_steps[0].take()
     model.eval()
     with torch.no_grad():
         held_out = task.loss(task.held_out).item()
@@ -258,7 +269,11 @@ def train(way: str, task_name: str, members: int, steps: int, seed: int, rate: f
     return Trained(held_out, dense_bytes / vector_bytes, copies * vector_bytes)
 
 
-def _own_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, sync: SyncSettings) -> OptimizerStep:
+def _own_step(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, sync: SyncSettings, codec: CodecSpec | None
+) -> OptimizerStep:
+    if codec is not None and codec.of_momentum:
+        return FrozenVariance(optimizer, codec.warmup)
     if sync.muon and (muon := inner_muon(optimizer, hidden_matrices(model, [model], optimizer))) is not None:
         return WithMuon(optimizer, muon)
     return OptimizerStep(optimizer)

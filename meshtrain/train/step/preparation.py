@@ -11,12 +11,13 @@ import torch
 from meshtrain.errors import NotSupported
 from meshtrain.train.model import optimizers, tensors
 from meshtrain.train.model.tensors import ModelTensors
-from meshtrain.train.optim.inner_muon import check_muon_possible, hidden_matrices
+from meshtrain.train.optim.frozen_variance import check_variance_possible
 from meshtrain.train.optim.momentum_handover import momentum_of
 from meshtrain.train.optim.sign_sgd import check_signs_possible
 from meshtrain.train.partial import masks as masked
 from meshtrain.train.partial import progressive
 from meshtrain.train.partial.progressive import Progressive
+from meshtrain.train.periods.inner_muon import check_muon_possible, hidden_matrices
 from meshwire import limits
 from meshwire.codecs.spec import CodecSpec
 from meshwire.model.masks import NOT_BOTH, MaskSettings
@@ -71,6 +72,8 @@ def describe_model(
     of_muon = hidden_matrices(model, outputs, optimizer) if sync.muon else []
     layout = optimizers.describe(optimizer, specs, places, of_muon) + (f"; loader: {loader}" if loader else "")
     momentum = momentum_of(optimizer) if codec.momentum else None
+    if codec.of_momentum:
+        check_variance_possible(optimizer)
     if growing is not None and masks is not None:
         raise NotSupported(NOT_BOTH)
     travel = masked.travel(specs, masks) if growing is None else growing.travel(specs, places)

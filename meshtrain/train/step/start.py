@@ -19,11 +19,11 @@ from meshtrain.train.link.shared_slots import SharedSlots
 from meshtrain.train.model.kept_state import KeptState, NoKeptState
 from meshtrain.train.model.memory_needs import learner_bytes
 from meshtrain.train.model.state import ReplicaState, RoundProgress
-from meshtrain.train.optim.inner_muon import inner_muon
 from meshtrain.train.optim.leader_options import LeaderOptions
 from meshtrain.train.optim.loss_scaling import LossScaling
-from meshtrain.train.optim.outer_optimizer import outer_optimizer
 from meshtrain.train.partial.masks import Masks
+from meshtrain.train.periods.inner_muon import inner_muon
+from meshtrain.train.periods.outer_optimizer import outer_optimizer
 from meshtrain.train.step.engine import Engine
 from meshtrain.train.step.means import RoundMeans
 from meshtrain.train.step.modes import EngineParts, build_engine

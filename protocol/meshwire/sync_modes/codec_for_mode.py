@@ -66,6 +66,16 @@ def codec_of(sync: SyncSettings, typed: str | None) -> CodecSpec:
             f"--codec {codec} takes over the momentum of gradients, and with --sync {sync.text()} what travels are "
             "weights: use --codec topk, or another --sync"
         )
+    if codec.of_momentum and not codec.warmup:
+        raise ValueError(
+            f"--codec {codec}: second moments stay as the warm-up leaves them, and there is none: say how long it is, "
+            "as in --codec onebit:momentum,warmup=100"
+        )
+    if codec.of_momentum and (sync.staleness or sync.period):
+        raise ValueError(
+            f"--codec {codec} with --sync {sync.text()}: it sends what becomes of a momentum that all have in common, "
+            "and there each is ahead with its own: use --sync bsp, or --codec onebit"
+        )
     if sync.staleness and codec.two_phases:
         if typed is not None and "full" in re.split("[:,=+]", typed):
             raise ValueError(
@@ -81,6 +91,8 @@ def suits(sync: SyncSettings, codec: CodecSpec) -> bool:
     """Whether a job in this mode can have this codec."""
     own = _own(sync)
     if sync.staleness and codec.two_phases:
+        return False
+    if codec.of_momentum and (sync.staleness or sync.period or not codec.warmup):
         return False
     return _of_family(own, codec) and not (sync.period and codec.momentum)
 

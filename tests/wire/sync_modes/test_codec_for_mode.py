@@ -74,6 +74,22 @@ def test_muloco_is_diloco_with_muon_and_any_codec() -> None:
         codec_of(made, "dgc")
 
 
+@pytest.mark.parametrize("sync", ["ssp:1", "local:8", "muloco:8"])
+def test_a_momentum_that_not_all_have_is_refused(sync: str) -> None:
+    """1-bit Adam: what a member sends is made of the momentum of the newest round, which it has applied."""
+    with pytest.raises(ValueError, match=f"--codec onebit:momentum,9 with --sync {sync}: .* use --sync bsp, or"):
+        codec_of(sync_settings(sync), "onebit:momentum,9")
+    assert not suits(sync_settings(sync), parse_codec("onebit:momentum,9"))
+    assert suits(sync_settings(sync), parse_codec("onebit:warmup=9"))
+    assert codec_of(sync_settings("bsp"), "onebit:warmup=9,of=momentum").of_momentum
+
+
+def test_second_moments_need_a_warmup_to_be_learnt_in() -> None:
+    with pytest.raises(ValueError, match=r"--codec onebit:momentum: .* there is none: .* onebit:momentum,warmup=100"):
+        codec_of(sync_settings("bsp"), "onebit:momentum")
+    assert not suits(sync_settings("bsp"), parse_codec("onebit:momentum"))
+
+
 def test_demo_is_bsp_with_signs() -> None:
     made = sync_settings("demo")
     assert (made.staleness, made.signs, made.text()) == (0, True, "demo")

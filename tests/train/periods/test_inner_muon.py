@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from meshtrain.errors import NotSupported
 from meshtrain.examples.gpt import GPT, GPTConfig
 from meshtrain.train.model.memory_needs import model_size
-from meshtrain.train.optim.inner_muon import hidden_matrices
 from meshtrain.train.partial.progressive import Progressive
+from meshtrain.train.periods.inner_muon import hidden_matrices
 from meshtrain.train.session import LearnerSession
 from meshtrain.train.step.preparation import check_optimizer, describe_model
 from meshwire.codecs.registry import FP32
