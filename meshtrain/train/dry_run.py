@@ -61,7 +61,8 @@ class MeasuringProcess(SingleProcess):
 
     def _end(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> NoReturn:
         check_optimizer(optimizer, self._sync)
-        tensors = describe_model(model, optimizer, self._sync, self._codec, None).tensors
-        measurement = Measurement(manifest=tensors.manifest, size=model_size(tensors, optimizer))
+        prepared = describe_model(model, optimizer, self._sync, self._codec, None)
+        size = model_size(prepared.tensors, optimizer, prepared.of_muon)
+        measurement = Measurement(manifest=prepared.tensors.manifest, size=size)
         self._file.write_text(measurement.model_dump_json(), encoding="utf-8")
         raise SystemExit(0)

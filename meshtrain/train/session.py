@@ -21,6 +21,7 @@ from meshtrain.train.data.step_samples import StepSamples
 from meshtrain.train.device import best_device, move_model
 from meshtrain.train.link.channel import Channel
 from meshtrain.train.link.environment import Environment
+from meshtrain.train.periods.inner_muon import what_is_muons
 from meshtrain.train.single import local_data_dir
 from meshtrain.train.step.engine import Engine
 from meshtrain.train.step.preparation import check_optimizer, describe_model
@@ -162,6 +163,8 @@ class LearnerSession:
         self._device = move_model(model, optimizer, best_device())
         prepared = describe_model(model, optimizer, spec.sync, parse_codec(spec.codec), spec.masks, loader)
         self._prepared = True
+        if prepared.of_muon and self.rank == 0:
+            log.warning("--sync %s: %s", spec.sync.text(), what_is_muons(model, prepared.of_muon))
         samples = StepSamples(deal)
         self._engine = start_engine(prepared, scaler, samples, self._welcome, self._environment, self._channel)
         return samples

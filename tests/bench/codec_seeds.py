@@ -1,8 +1,11 @@
-"""`python -m tests.bench.codec_seeds CODEC[@H] ...`: the loss that codecs end at in one process, without daemons.
+"""`python -m tests.bench.codec_seeds CODEC[@SYNC] ...`: the loss that codecs end at in one process, without daemons.
 
-Members are simulated: each takes gradients of its own batches, or H local steps with AdamW, and what they add goes
-through the job's codecs, parts and error feedback, of workers and of owners, segment by segment. It is for comparing
-codecs, and two versions of one, on a few seeds in minutes; what jobs of daemons reach says `codec_table`.
+Members are simulated: each takes gradients of its own batches, or H local steps, and what they add goes through the
+job's codecs, parts and error feedback, of workers and of owners, segment by segment. It is for comparing codecs, and
+two versions of one, on a few seeds in minutes; what jobs of daemons reach says `codec_table`.
+
+SYNC is what `--sync` takes, such as `local:8,nesterov` or `demo`; 8 is short for `local:8`. Where no codec stands
+before it, that is the one that it brings. `--rate` is the learning rate, for `demo` of SGD without momentum.
 
 `hook:4,10` is PowerSGD of rank 4 as torch's hook has it, after 10 rounds that travel whole. `--model cnn` trains the
 example CNN on digits, `cnn-adamw` the same with AdamW.
@@ -15,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,17 +28,24 @@ from meshtrain.examples.cnn import CNN
 from meshtrain.examples.digits import HELD_OUT_EVERY, fetch_digits, read_digits
 from meshtrain.examples.gpt import GPT, GPTConfig
 from meshtrain.examples.text import stdlib_text
+from meshtrain.train.optim.frozen_variance import FrozenVariance
+from meshtrain.train.optim.optimizer_step import OptimizerStep
+from meshtrain.train.periods.inner_muon import WithMuon, hidden_matrices, inner_muon
+from meshtrain.train.periods.outer_optimizer import outer_optimizer
 from meshtraind.codecs import codec_named
 from meshtraind.codecs.base import Terms, Values
 from meshtraind.contributions.received import MemberPart, mean_into, senders_mean_into
 from meshtraind.contributions.segments import Segment
-from meshwire.codecs.registry import Reduction, parse_codec
+from meshwire.codecs.registry import CodecSpec, Reduction, parse_codec
 from meshwire.model.plan import SELECTED_VALUES_MIN, values_per_segment
+from meshwire.sync_modes.codec_for_mode import codec_of
+from meshwire.sync_modes.mode import SyncSettings, sync_settings
 from tests.bench.lowrank_means import ProjectedExchange, Shapes, TorchsPowerSgd
 
 TEXT_BYTES = 300_000
 BATCH = 24  # of all members together
 RATE = 2e-3
+SIGN_RATE = 1e-3
 CONTEXT = 64
 
 
@@ -45,6 +56,7 @@ class Exchange:
         spec = parse_codec(text)
         self._codec = codec_named(text)
         self._decay = np.float32(spec.decay)
+        self._warmup = spec.warmup
         self._feedback, self.gathered, self._senders = (
             spec.error_feedback,
             spec.reduction is Reduction.GATHER,
@@ -53,13 +65,18 @@ class Exchange:
         least = {"least": SELECTED_VALUES_MIN} if spec.family.selects else {}
         self._cut = values_per_segment(values, **least)
         self._owed = np.zeros((members + 1, values), np.float32)  # the last one's are owners'
-        self._out = memoryview(bytearray(spec.segment_bytes_max(self._cut)))
-        self.sent_bytes = 0
+        counts = {min(values, self._cut), values % self._cut}
+        self._out = memoryview(bytearray(max(map(spec.segment_bytes_max, counts))))
+        self.sent_bytes = 0  # by all members, each a vector there, and the mean back where it is not gathered
         self._round = 0
 
     def mean(self, parts: Sequence[Values]) -> Values:
         """What a round of these parts comes to on every member."""
         self._round += 1
+        if self._round <= self._warmup:
+            self.sent_bytes += 2 * len(parts[0]) * (len(parts) + 1)
+            whole: Values = np.mean(parts, 0, dtype=np.float32)
+            return whole
         made = np.empty_like(parts[0])
         for start in range(0, len(made), self._cut):
             run = slice(start, min(start + self._cut, len(made)))
@@ -72,7 +89,9 @@ class Exchange:
                 senders_mean_into(arrived, 0, [1.0] * len(parts), made[run])
             else:
                 mean_into(arrived, 0, float(len(parts)), made[run])
-            if not self.gathered and self._codec.spec.reduction is not Reduction.LINEAR:
+            if self._codec.spec.reduction is Reduction.LINEAR:
+                self.sent_bytes += self._codec.bytes_max(run.stop - run.start)
+            elif not self.gathered:
                 self._codec.decode_into(self._encoded(len(parts), made[run].copy(), run), made[run])
         return made
 
@@ -108,7 +127,7 @@ class Task:
         count: of samples to train with, numbered from 0.
         held_out: the numbers of others.
         batch: of all members together.
-        optimizer: of one member.
+        optimizer: of one member, with a learning rate, or with the task's own.
     """
 
     model: torch.nn.Module
@@ -116,7 +135,7 @@ class Task:
     count: int
     held_out: torch.Tensor
     batch: int
-    optimizer: Callable[[], torch.optim.Optimizer]
+    optimizer: Callable[[float | None], torch.optim.Optimizer]
 
 
 def text_task() -> Task:
@@ -131,7 +150,7 @@ def text_task() -> Task:
         return F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
 
     held_out = torch.arange(cut, len(data) - CONTEXT - 1, 97)
-    optimizer = lambda: torch.optim.AdamW(model.parameters(), lr=RATE)  # noqa: E731
+    optimizer = lambda rate: torch.optim.AdamW(model.parameters(), lr=rate or RATE)  # noqa: E731
     return Task(model, loss, cut - CONTEXT - 1, held_out, BATCH, optimizer)
 
 
@@ -154,10 +173,10 @@ def digits_task(*, adamw: bool) -> Task:
     def loss(numbers: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(model(images[numbers]), labels[numbers])
 
-    def optimizer() -> torch.optim.Optimizer:
+    def optimizer(rate: float | None) -> torch.optim.Optimizer:
         if adamw:
-            return torch.optim.AdamW(model.parameters(), lr=RATE)
-        return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+            return torch.optim.AdamW(model.parameters(), lr=rate or RATE)
+        return torch.optim.SGD(model.parameters(), lr=rate or 0.02, momentum=0.9)
 
     return Task(model, loss, cut, torch.arange(cut, len(labels)), 64, optimizer)
 
@@ -180,13 +199,37 @@ def exchange_of(text: str, shapes: Shapes, members: int) -> Exchange | Projected
     return Exchange(text, sum(map(math.prod, shapes)), members)
 
 
-def train(way: str, task_name: str, members: int, steps: int, seed: int) -> tuple[float, float]:
-    """(held-out loss, times fewer bytes than fp32)."""
-    text, _, period = way.partition("@")
+class Trained(NamedTuple):
+    """What a way ends at.
+
+    Attributes:
+        loss: held-out.
+        fewer: times fewer bytes than fp32 in an encoded vector, by step.
+        link_bytes: that a member sends in a step: to each other member of a gather the whole of its vector, else all
+            but its own shard of it, and of the mean.
+    """
+
+    loss: float
+    fewer: float
+    link_bytes: float
+
+
+def train(way: str, task_name: str, members: int, steps: int, seed: int, rate: float | None = None) -> Trained:
+    """Trains a model anew."""
+    typed, _, mode = way.partition("@")
+    sync = sync_settings(f"local:{mode}" if mode.isdigit() else mode or "bsp")
+    text = typed or str(codec_of(sync, None))
+    period = sync.period
     torch.manual_seed(seed)
     task = TASKS[task_name]()
     model, parameters = task.model, list(task.model.parameters())
-    optimizers = [task.optimizer() for _ in range(members if period else 1)]
+    if sync.signs:
+        optimizers: list[torch.optim.Optimizer] = [torch.optim.SGD(parameters, lr=rate or SIGN_RATE)]
+    else:
+        optimizers = [task.optimizer(rate) for _ in range(members if period else 1)]
+    base_optimizer = outer_optimizer(sync.outer, parameters)
+    codec = None if text.startswith("hook:") else parse_codec(text)
+    own_steps = [_own_step(model, each, sync, codec) for each in optimizers]
     exchange = exchange_of(text, [tuple(each.shape) for each in parameters], members)
     draws = [torch.Generator().manual_seed(1000 * seed + member) for member in range(members)]
 
@@ -194,55 +237,71 @@ def train(way: str, task_name: str, members: int, steps: int, seed: int) -> tupl
         model.zero_grad()
         task.loss(torch.randint(0, task.count, (task.batch // members,), generator=draws[member])).backward()
 
-    rounds = steps // int(period or 1)
-    for _ in range(rounds):
+    for _ in range(steps // (period or 1)):
         base, parts = flat(parameters), []
         for member in range(members):
-            for _ in range(int(period or 1)):
+            for _ in range(period or 1):
                 step(member)
                 if period:
-                    optimizers[member].step()
+                    own_steps[member].original()
             if period:
                 parts.append(base - flat(parameters))
                 with torch.no_grad():
                     for each, value in zip(parameters, unflatten(base, parameters), strict=True):
                         each.copy_(value)
             else:
-                parts.append(flat([each.grad for each in parameters if each.grad is not None]))
+                added = (own_steps[0].contributed(each, each.grad, 1.0) for each in parameters)
+                parts.append(flat([each for each in added if each is not None]))
         mean = exchange.mean(parts)
-        with torch.no_grad():
-            for each, value in zip(parameters, unflatten(mean, parameters), strict=True):
-                if period:
-                    each.sub_(value)
-                else:
-                    each.grad = value.clone()
-        if not period:
-            optimizers[0].step()
+        for each, value in zip(parameters, unflatten(mean, parameters), strict=True):
+            each.grad = value.sign() if sync.signs else value.clone()
+        if period:
+            base_optimizer.step()
+        else:
+            own_steps[0].take()
     model.eval()
     with torch.no_grad():
         held_out = task.loss(task.held_out).item()
     gathered = isinstance(exchange, Exchange) and exchange.gathered
-    dense = (
-        4 * sum(each.numel() for each in parameters) * steps * members * (1 if gathered else (members + 1) / members)
-    )
-    return held_out, dense / exchange.sent_bytes
+    vector_bytes = exchange.sent_bytes / (members if gathered else members + 1) / steps
+    copies = members - 1 if gathered else 2 * (members - 1) / members
+    dense_bytes = 4 * sum(each.numel() for each in parameters)
+    return Trained(held_out, dense_bytes / vector_bytes, copies * vector_bytes)
+
+
+def _own_step(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, sync: SyncSettings, codec: CodecSpec | None
+) -> OptimizerStep:
+    if codec is not None and codec.of_momentum:
+        return FrozenVariance(optimizer, codec.warmup)
+    if sync.muon and (muon := inner_muon(optimizer, hidden_matrices(model, [model], optimizer))) is not None:
+        return WithMuon(optimizer, muon)
+    return OptimizerStep(optimizer)
 
 
 def main() -> None:
     """Prints a line for each codec: the loss that it ends at, by seed."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.codec_seeds", description=__doc__)
-    parser.add_argument("ways", nargs="+", metavar="CODEC[@H]")
+    parser.add_argument("ways", nargs="+", metavar="CODEC[@SYNC]")
     parser.add_argument("--model", choices=TASKS, default="gpt")
     parser.add_argument("--members", type=int, default=4)
     parser.add_argument("--steps", type=int, default=160)
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--rate", type=float)
     options = parser.parse_args()
     torch.set_num_threads(1)
     for way in options.ways:
-        found = [train(way, options.model, options.members, options.steps, seed) for seed in range(options.seeds)]
-        losses = ", ".join(f"{loss:.3f}" for loss, _ in found)
-        mean = sum(loss for loss, _ in found) / len(found)
-        print(f"{way}: loss {mean:.3f} ({losses}), {found[0][1]:.0f} times fewer bytes", flush=True)
+        found = [
+            train(way, options.model, options.members, options.steps, seed, options.rate)
+            for seed in range(options.seeds)
+        ]
+        losses = ", ".join(f"{each.loss:.3f}" for each in found)
+        mean = sum(each.loss for each in found) / len(found)
+        print(
+            f"{way}: loss {mean:.3f} ({losses}), {found[0].fewer:.0f} times fewer bytes, "
+            f"{found[0].link_bytes / 1000:.2f} kB a member and step",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from meshtraind.codecs.base import Values
+from meshtraind.codecs.base import Terms, Values
 from meshtraind.contributions.contribution import HopContribution, InTwoPhases, compensation_of
 from meshtraind.contributions.error_feedback import feedback_of
 from meshtraind.contributions.results import RoundResults
+from meshtraind.contributions.seeds import segment_seed
 from meshtraind.contributions.segments import RoundForms
 from meshtraind.executor.projections import Projections
 from meshtraind.executor.reducers import Materials, reducer_for
@@ -85,7 +86,7 @@ class ProjectedExchange:
                 total = np.sum([each.values(segment) for each in own], 0) / np.float32(len(own))
                 for round_ in rounds:
                     place = round_.area[segment.offset : segment.offset + segment.length]
-                    segment.codec.encode_into(total, place)
+                    segment.codec.encode_into(total, place, Terms(number, segment_seed(0, number, segment.start)))
                 segment.codec.decode_into(place, expansion.place(segment))
                 self.sent_bytes += segment.length * (len(own) + 1)
             expansion.took(bucket, len(form.segments[bucket]), void=False)

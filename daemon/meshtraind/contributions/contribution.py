@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshtraind.codecs.base import CodecError, Values
+from meshtraind.codecs.base import FIRST, CodecError, Terms, Values
 from meshtraind.contributions.error_feedback import Feedback, Residual
 from meshtraind.contributions.momentum import MomentumCorrection, correction_of
 from meshtraind.contributions.segments import Segment, Segments
@@ -122,9 +122,9 @@ class Retained(HopContribution):
         for segment in self._segments[bucket]:
             self._encode(segment, raw)
 
-    def _encode(self, segment: Segment, vector: Values) -> None:
+    def _encode(self, segment: Segment, vector: Values, terms: Terms = FIRST) -> None:
         values = vector[segment.start : segment.start + segment.count]
-        segment.codec.encode_into(values, self.area[segment.offset : segment.offset + segment.length])
+        segment.codec.encode_into(values, self.area[segment.offset : segment.offset + segment.length], terms)
 
     def values(self, segment: Segment) -> Values:
         payload = self.area[segment.offset : segment.offset + segment.length]

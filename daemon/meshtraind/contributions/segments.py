@@ -57,7 +57,12 @@ class RoundForms:
     def __init__(self, plan: Plan, codec: CodecSpec) -> None:
         self.codec = codec
         self._layouts = RoundLayouts(plan, codec)
-        specs = {spec for layout in self._layouts.all for spec in layout.codecs}
+        specs = {
+            layout.codec_of(bucket.index, segment)
+            for layout in self._layouts.all
+            for bucket in layout.plan.buckets
+            for segment in range(bucket.segment_count)
+        }
         codecs = {spec: codec_named(str(spec)) for spec in specs}
         self._forms = {layout: RoundForm(layout, _segments(layout, codecs)) for layout in self._layouts.all}
         self._only = next(iter(self._forms.values())) if len(self._forms) == 1 else None
@@ -90,14 +95,14 @@ def _segments(layout: EncodedLayout, codecs: Mapping[CodecSpec, Codec]) -> Segme
     segments = [
         [
             Segment(
-                codec.within(layout.plan.borders(bucket.index, segment)),
+                codecs[layout.codec_of(bucket.index, segment)].within(layout.plan.borders(bucket.index, segment)),
                 *layout.span(bucket.index, segment, 1),
                 *bucket.segment_bounds(segment),
                 measured=segment < layout.measured_segments(bucket.index),
             )
             for segment in range(bucket.segment_count)
         ]
-        for bucket, codec in zip(layout.plan.buckets, (codecs[spec] for spec in layout.codecs), strict=True)
+        for bucket in layout.plan.buckets
     ]
     for segment in chain.from_iterable(segments):
         assert segment.codec.bytes_max(segment.count) == segment.length, "a place is as long as its codec needs"

@@ -35,7 +35,7 @@ class Materials:
 
     Attributes:
         compensation: what own parts are encoded with, but for plain sums.
-        owner_seed: of what this member encodes as the owner of shards.
+        owner_seed: of what this member encodes as the owner of shards, or where sums come by.
         feedback: what encodings left out; None where nothing is.
         budget: of bytes; None without one.
     """
@@ -85,7 +85,8 @@ class LinearReducer(Reducer):
 
     def arithmetic(self, form: RoundForm) -> Arithmetic:
         built_on = self._of.projections.of[form].reads_results
-        return HopArithmetic(form.segments, form.layout.plan.segment_values, built_on=built_on)
+        values = form.layout.plan.segment_values
+        return HopArithmetic(form.segments, values, self._of.owner_seed, built_on=built_on)
 
 
 class SketchReducer(Reducer):
@@ -103,7 +104,7 @@ class SketchReducer(Reducer):
         )
 
     def arithmetic(self, form: RoundForm) -> Arithmetic:
-        return SketchArithmetic(form.segments, form.layout.plan.segment_values)
+        return SketchArithmetic(form.segments, form.layout.plan.segment_values, self._of.owner_seed)
 
 
 class OwnerReducer(Reducer):

@@ -139,11 +139,15 @@ class HopArithmetic(Arithmetic):
     each child's.
 
     Args:
+        seed: of the job and this member, for codecs that draw.
         built_on: later rounds are computed from the final bytes of these, which are read when they come.
     """
 
-    def __init__(self, segments: Sequence[Sequence[Segment]], segment_values: int, *, built_on: bool = False) -> None:
+    def __init__(
+        self, segments: Sequence[Sequence[Segment]], segment_values: int, seed: int, *, built_on: bool = False
+    ) -> None:
         super().__init__(segments, segment_values)
+        self._seed = seed
         self._built_on = built_on
 
     def compute(
@@ -162,6 +166,7 @@ class HopArithmetic(Arithmetic):
             self._take_final(bucket, work, area[offset : offset + work.length_bytes], slot)
             return work
         opened = slot if work.deliver else None
+        run_terms = RunTerms(self._seed ^ work.contributors, number, None)  # a sum may come by again, with more in it
         squared_norm = 0.0
         for segment in self._run(bucket, work):
             codec = segment.codec
@@ -182,7 +187,7 @@ class HopArithmetic(Arithmetic):
                     with np.errstate(over="ignore", invalid="ignore"):  # found when it is encoded
                         total = np.divide(total, np.float32(work.weight), out=self._sum[: segment.count])
                 try:
-                    codec.encode_into(total, encoded)
+                    codec.encode_into(total, encoded, run_terms.of(segment))
                 except CodecError:
                     if work.parts:
                         self._blame(bucket, work, area, segment)

@@ -12,6 +12,7 @@ from meshtraind.codecs.base import Values
 from meshtraind.contributions.contribution import Retained
 from meshtraind.contributions.error_feedback import Residual
 from meshtraind.contributions.segments import RoundForm, Segment
+from meshtraind.contributions.terms import RunTerms
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class Inputs:
         number: of the round.
         residual: the worker's.
         weight: of the part.
+        seed: of this member's part, for codecs that draw.
     """
 
     form: RoundForm
@@ -34,6 +36,7 @@ class Inputs:
     number: int
     residual: Residual
     weight: float
+    seed: int = 0
 
 
 class ShorterPart(Retained):
@@ -48,9 +51,10 @@ class ShorterPart(Retained):
         self._number = inputs.number
         self._residual = inputs.residual
         self._weight = inputs.weight
+        self._terms = RunTerms(inputs.seed, inputs.number, None)
 
     def _encode_sent(self, segments: Sequence[Segment]) -> None:
         """Encodes what is to be sent, and leaves in its place what will be decoded."""
         for segment in segments:
-            self._encode(segment, self._sent)
+            self._encode(segment, self._sent, self._terms.of(segment))
             np.copyto(self._sent[segment.start : segment.start + segment.count], self.values(segment))

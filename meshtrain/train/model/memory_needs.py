@@ -1,6 +1,6 @@
 """How large a model and its optimizer are: for the sum of memory before a job runs (M1, memory)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -33,13 +33,17 @@ STATE_TENSORS: Mapping[str, Callable[[Mapping[str, Any]], int]] = MappingProxyTy
 )
 
 
-def model_size(tensors: ModelTensors, optimizer: Optimizer) -> ModelSize:
-    """Sizes of a prepared model. State that the optimizer has not made yet is what it will make at its first step."""
+def model_size(tensors: ModelTensors, optimizer: Optimizer, of_muon: Iterable[torch.Tensor] = ()) -> ModelSize:
+    """Sizes of a prepared model. State that the optimizer has not made yet is what it will make at its first step.
+
+    Args:
+        of_muon: parameters that Muon steps in its place.
+    """
     by_kind = {
         kind: sum(tensor.numel() * tensor.element_size() for _, _, tensor in tensors.kind(kind))
         for kind in ("parameter", "frozen", "buffer")
     }
-    state, known = _state(optimizer)
+    state, known = _state(optimizer, {id(parameter) for parameter in of_muon})
     return ModelSize(
         parameters=by_kind["parameter"],
         frozen=by_kind["frozen"],
@@ -56,19 +60,21 @@ def learner_bytes(
     coefficient: float,
     sync: SyncSettings,
     masks: MaskSettings | None = None,
+    of_muon: Iterable[torch.Tensor] = (),
 ) -> int:
     """How many bytes the learner's process will hold beside the shared memory, for M1 (memory).
 
     Args:
         coefficient: c, of what its own gradients that no round has covered would change (O2, base and view).
+        of_muon: see `model_size`.
     """
-    size = model_size(tensors, optimizer)
+    size = model_size(tensors, optimizer, of_muon)
     places_bytes = mask_bytes(tensors.manifest.tensors, masks, sync)
     return footprint(size, 0, 0, coefficient, sync.staleness, local=sync.local, mask_bytes=places_bytes).learner_bytes
 
 
-def _state(optimizer: Optimizer) -> tuple[int, bool]:
-    """Bytes, and whether they are known."""
+def _state(optimizer: Optimizer, of_muon: Collection[int]) -> tuple[int, bool]:
+    """Bytes, of which those that Muon steps have its own, by `id`, and whether they are known."""
     count = next(
         (
             STATE_TENSORS[kind.__name__]
@@ -88,6 +94,7 @@ def _state(optimizer: Optimizer) -> tuple[int, bool]:
             if made:
                 total_bytes += made
             elif parameter.requires_grad:
-                tensor_count = GUESSED_VALUES if count is None else count(group)
+                of_parameter = STATE_TENSORS["Muon"] if id(parameter) in of_muon else count
+                tensor_count = GUESSED_VALUES if of_parameter is None else of_parameter(group)
                 total_bytes += tensor_count * parameter.numel() * parameter.element_size()
     return total_bytes, known

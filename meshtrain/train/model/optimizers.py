@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -32,8 +32,16 @@ def check(optimizer: Optimizer) -> None:
         raise NotSupported(f"{name} is for sparse gradients, which cannot be averaged: use torch.optim.Adam")
 
 
-def describe(optimizer: Optimizer, specs: tuple[TensorSpec, ...], places: tuple[TensorPlace, ...]) -> str:
+def describe(
+    optimizer: Optimizer,
+    specs: tuple[TensorSpec, ...],
+    places: tuple[TensorPlace, ...],
+    of_muon: Iterable[torch.Tensor] = (),
+) -> str:
     """Class and layout of the param groups; the values of the options belong to the start state instead.
+
+    Args:
+        of_muon: parameters that Muon steps in its place.
 
     Raises UsageError when it holds a parameter that the model does not.
     """
@@ -49,6 +57,8 @@ def describe(optimizer: Optimizer, specs: tuple[TensorSpec, ...], places: tuple[
                 )
         tensors = _ranges([number[id(parameter)] for parameter in group["params"]])
         parts.append(f"group {position}: tensors {tensors}, options {','.join(sorted(options(group)))}")
+    if tensors := _ranges([number[id(parameter)] for parameter in of_muon]):
+        parts.append(f"Muon: tensors {tensors}")
     text = "; ".join(parts)
     if len(text) > limits.OPTIMIZER_CHARS_MAX:
         raise NotSupported(f"{len(optimizer.param_groups)} param groups are too many to compare between peers")

@@ -28,6 +28,7 @@ VALUE = "value"
 STATE = "state."
 MASK = "mask"  # which values are kept
 OUTER = "outer."  # state of the outer optimizer
+MUON = "muon."  # and of Muon
 PLAIN = "plain"  # metadata: values that are not tensors
 PROGRESS = "progress"  # among those of the last unit
 
@@ -79,14 +80,22 @@ class ReplicaState:
     Args:
         outer: the optimizer that takes rounds into the base, where that is not `optimizer` (R9). Then `optimizer` is
             the learner's own, and its state is what a newcomer begins with.
+        muon: steps some parameters in the place of `optimizer`, where one does (MuLoCo); the learner's own, too.
         masks: which values of each tensor are kept; part of the base.
     """
 
     def __init__(
-        self, tensors: ModelTensors, optimizer: Optimizer, masks: SavedMasks, outer: Optimizer | None = None
+        self,
+        tensors: ModelTensors,
+        optimizer: Optimizer,
+        masks: SavedMasks,
+        outer: Optimizer | None = None,
+        muon: Optimizer | None = None,
     ) -> None:
         self.optimizer = optimizer
         self.outer = outer
+        self.muon = muon
+        self._beside = [(name, each) for name, each in ((OUTER, outer), (MUON, muon)) if each is not None]
         self._masks = masks
         self._tensors = tensors
         kinds = [spec.kind for spec in tensors.manifest.tensors]
@@ -178,8 +187,8 @@ class ReplicaState:
             state = self.optimizer.state.get(tensor, {})
             of_base = base(index)
             tensors = {VALUE: tensor if of_base is None else of_base}
-            if self.outer is not None:
-                tensors |= {OUTER + name: value for name, value in self.outer.state.get(tensor, {}).items()}
+            for of, beside in self._beside:
+                tensors |= {of + name: value for name, value in beside.state.get(tensor, {}).items()}
             if (mask := self._masks.mask(index)) is not None:
                 tensors[MASK] = mask
             values = {}
@@ -219,14 +228,14 @@ class ReplicaState:
         if MASK in content.tensors:
             self._masks.load(index, content.tensors[MASK])
         tensor = self._tensors.places[index].tensor()
-        if self.outer is not None:
-            outer = {
-                name.removeprefix(OUTER): _laid_out(value.to(tensor.device), tensor)
+        for of, beside in self._beside:
+            found = {
+                name.removeprefix(of): _laid_out(value.to(tensor.device), tensor)
                 for name, value in content.tensors.items()
-                if name.startswith(OUTER)
+                if name.startswith(of)
             }
-            if outer:
-                self.outer.state[tensor] = outer
+            if found:
+                beside.state[tensor] = found
         if id(tensor) not in self._group_of:
             return
         group = self._group_of[id(tensor)]

@@ -1,1 +1,1 @@
-"""What stands beside or in place of the script's optimizer: views, copies, local weights, an outer step, clipping."""
+"""What stands beside or in place of the script's optimizer: views, copies, other steps, clipping."""

@@ -154,7 +154,9 @@ class GradientHooks:
                 f"{self._spans[index].name} has a sparse gradient, which cannot be averaged: use sparse=False in its "
                 "module"
             )
-        self._contribution.write(index, gradient, self._scale)
+        added = self._base.step.contributed(parameter, gradient, self._scale)
+        assert added is not None
+        self._contribution.write(index, added, self._scale)
 
     def _release(self, parameter: torch.Tensor) -> None:
         """With s=0 the mean takes the gradient's place, and this memory serves the next gradient: it is in the cache,
@@ -185,6 +187,8 @@ class GradientHooks:
         parameter = self._parameter(index)
         if parameter.grad is not None:
             self._write(index, parameter)
+        elif (added := self._base.step.contributed(parameter, None, self._scale)) is not None:
+            self._contribution.write(index, added, self._scale)
         else:
             self._contribution.leave_out(index)
 

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from meshtrain.train.model.frozen_check import FrozenCheck
-from meshtrain.train.optim.local_weights import LocalWeights
 from meshtrain.train.optim.loss_scaling import LossScaling
 from meshtrain.train.optim.optimizer_step import OptimizerStep
 from meshtrain.train.optim.rehearsal import Rehearsal
 from meshtrain.train.optim.step_patch import ReplacedStep
+from meshtrain.train.periods.local_weights import LocalWeights
 from meshtrain.train.step.base import Base
 from meshtrain.train.step.boundary import StepBoundary
 from meshtrain.train.step.contribution import StepContribution
@@ -142,4 +142,4 @@ class LocalStep:
         as well."""
         self._base.buffers.restore()
         if self._contribution.poisoned:
-            self._own.optimizer.state.clear()
+            self._own.forget()

@@ -12,15 +12,17 @@ from meshtrain.train.link.channel import Channel
 from meshtrain.train.model.kept_state import NoKeptState
 from meshtrain.train.model.state import ReplicaState, RoundProgress
 from meshtrain.train.optim.clipping import UntouchedGradients, refusal_to_clip
+from meshtrain.train.optim.frozen_variance import FrozenVariance
 from meshtrain.train.optim.leader_options import LeaderOptions
 from meshtrain.train.optim.lent_gradients import LentGradients
-from meshtrain.train.optim.local_weights import LocalWeights
 from meshtrain.train.optim.loss_scaling import LossScaling
 from meshtrain.train.optim.momentum_handover import WithoutMomentum
 from meshtrain.train.optim.optimizer_step import OptimizerStep
 from meshtrain.train.optim.sign_sgd import OnSigns
 from meshtrain.train.optim.stale_view import StaleView
 from meshtrain.train.partial.progressive import Progressive
+from meshtrain.train.periods.inner_muon import WithMuon
+from meshtrain.train.periods.local_weights import LocalWeights
 from meshtrain.train.step.base import Base
 from meshtrain.train.step.boundary import StepBoundary
 from meshtrain.train.step.buffers import ModelBuffers
@@ -112,7 +114,8 @@ def _local_rounds(parts: EngineParts, progress: RoundProgress) -> Engine:
     saver = StateSaver(parts.state, base, scaling, parts.channel)
     boundary = _boundary(parts, base, contribution, _untouched(means), LentGradients(), saver)
     growth = MaskGrowth(base, scaling)
-    own = OptimizerStep(parts.state.optimizer)
+    optimizer, muon = parts.state.optimizer, parts.state.muon
+    own = OptimizerStep(optimizer) if muon is None else WithMuon(optimizer, muon)
     steps = LocalStep(own, base, contribution, boundary, weights, growth, scaling, parts.sync.period)
     saver.go_on_from(progress)
     return _engine(parts, base, contribution, boundary, steps)
@@ -123,6 +126,8 @@ def _base_step(parts: EngineParts) -> OptimizerStep:
     optimizer, momentum = parts.state.optimizer, parts.means.tensors.manifest.momentum
     if momentum is not None:
         return WithoutMomentum(optimizer, parts.means.coded_parameters(), momentum)
+    if parts.codec.of_momentum:
+        return FrozenVariance(optimizer, parts.codec.warmup)
     return OnSigns(optimizer) if parts.sync.signs else OptimizerStep(optimizer)
 
 

@@ -3,6 +3,7 @@
 A job's session does this before it asks the others, a dry run (`meshtrain submit --dry-run`) to refuse what they would.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,11 +11,13 @@ import torch
 from meshtrain.errors import NotSupported
 from meshtrain.train.model import optimizers, tensors
 from meshtrain.train.model.tensors import ModelTensors
+from meshtrain.train.optim.frozen_variance import check_variance_possible
 from meshtrain.train.optim.momentum_handover import momentum_of
 from meshtrain.train.optim.sign_sgd import check_signs_possible
 from meshtrain.train.partial import masks as masked
 from meshtrain.train.partial import progressive
 from meshtrain.train.partial.progressive import Progressive
+from meshtrain.train.periods.inner_muon import check_muon_possible, hidden_matrices
 from meshwire import limits
 from meshwire.codecs.spec import CodecSpec
 from meshwire.model.masks import NOT_BOTH, MaskSettings
@@ -29,11 +32,13 @@ class PreparedModel:
     Attributes:
         tensors: of the model, with the manifest that must be equal on all peers.
         growing: the part of the model that grows; None without one.
+        of_muon: what Muon steps in the optimizer's place.
     """
 
     tensors: ModelTensors
     optimizer: torch.optim.Optimizer
     growing: Progressive | None
+    of_muon: Sequence[torch.nn.Parameter] = ()
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, sync: SyncSettings) -> None:
@@ -41,6 +46,8 @@ def check_optimizer(optimizer: torch.optim.Optimizer, sync: SyncSettings) -> Non
     optimizers.check(optimizer)
     if sync.signs:
         check_signs_possible(optimizer)
+    if sync.muon:
+        check_muon_possible(optimizer)
 
 
 def describe_model(
@@ -60,9 +67,13 @@ def describe_model(
         NotSupported, UsageError: naming what cannot be trained, and what to do instead.
     """
     specs, places = tensors.collect(model)
-    layout = optimizers.describe(optimizer, specs, places) + (f"; loader: {loader}" if loader else "")
-    momentum = momentum_of(optimizer) if codec.momentum else None
     growing = progressive.find(model)
+    outputs = [model] if growing is None else list(growing.heads)
+    of_muon = hidden_matrices(model, outputs, optimizer) if sync.muon else []
+    layout = optimizers.describe(optimizer, specs, places, of_muon) + (f"; loader: {loader}" if loader else "")
+    momentum = momentum_of(optimizer) if codec.momentum else None
+    if codec.of_momentum:
+        check_variance_possible(optimizer)
     if growing is not None and masks is not None:
         raise NotSupported(NOT_BOTH)
     travel = masked.travel(specs, masks) if growing is None else growing.travel(specs, places)
@@ -75,4 +86,4 @@ def describe_model(
             f"the description of this model's {len(built.manifest.tensors)} tensors has {size_bytes} bytes, "
             f"at most {limits.MODEL_BYTES_MAX} are possible: use fewer tensors, or shorter names of modules"
         )
-    return PreparedModel(built, optimizer, growing)
+    return PreparedModel(built, optimizer, growing, of_muon)

@@ -21,8 +21,9 @@ from meshtrain.train.model.memory_needs import learner_bytes
 from meshtrain.train.model.state import ReplicaState, RoundProgress
 from meshtrain.train.optim.leader_options import LeaderOptions
 from meshtrain.train.optim.loss_scaling import LossScaling
-from meshtrain.train.optim.outer_optimizer import outer_optimizer
 from meshtrain.train.partial.masks import Masks
+from meshtrain.train.periods.inner_muon import inner_muon
+from meshtrain.train.periods.outer_optimizer import outer_optimizer
 from meshtrain.train.step.engine import Engine
 from meshtrain.train.step.means import RoundMeans
 from meshtrain.train.step.modes import EngineParts, build_engine
@@ -67,13 +68,16 @@ def start_engine(
     model = LearnerModel(
         manifest=tensors.manifest,
         memory_bytes=slots.layout.total_bytes,
-        learner_bytes=learner_bytes(tensors, prepared.optimizer, coefficient, sync, spec.masks),
+        learner_bytes=learner_bytes(
+            tensors, prepared.optimizer, coefficient, sync, spec.masks, of_muon=prepared.of_muon
+        ),
         samples=samples.space,
     )
     _ask(channel, model, "agreement on the model")
     means = RoundMeans(tensors, RoundPlans(plan), slots, Masks(tensors, spec.masks))
     outer = outer_optimizer(sync.local, means.parameters()) if sync.local else None
-    state = ReplicaState(tensors, prepared.optimizer, means.masks, outer)
+    muon = inner_muon(prepared.optimizer, prepared.of_muon)
+    state = ReplicaState(tensors, prepared.optimizer, means.masks, outer, muon)
     kept = _kept_state(environment.kept_fd, spec, means, prepared.optimizer)
     options = LeaderOptions(prepared.optimizer)  # a saved state may hold more: what its writer's scheduler has added
     progress = _agree_on_state(channel, state, kept)

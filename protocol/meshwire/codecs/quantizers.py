@@ -4,7 +4,7 @@ How the bits lie is in `meshtraind.codecs`; every segment of so many values take
 """
 
 from meshwire import limits
-from meshwire.codecs.spec import Blocks, Choice, CodecSpec, Family, Number, Reduction, always, warmup
+from meshwire.codecs.spec import OF, Blocks, Choice, CodecSpec, Family, Number, Reduction, always, warmup
 
 STEP_BYTES = 2  # of each block, as bf16
 SCALE_BYTES = 4  # fp32
@@ -132,8 +132,8 @@ QUANTISING_FAMILIES = (
         Reduction.TWO_SIDED,
         _onebit_bytes,
         about="signs, and the means of the positive and the negative values",
-        source="Seide et al. 2014, Interspeech",
-        parameters=(warmup(0.0),),
+        source="Seide et al. 2014, Interspeech; Tang et al. 2021 (1-bit Adam), arXiv 2102.02888",
+        parameters=(OF, warmup(0.0)),
         error_feedback=always,
         example="onebit:warmup=100",
         blocks=_ONEBIT_COLUMNS,

@@ -33,6 +33,7 @@ __all__ = [
     "Family",
     "Reduction",
     "buffer_codec",
+    "cast_codec",
     "parse_codec",
     "values_codec",
     "whole_codec",
@@ -97,7 +98,7 @@ _FAMILIES = (
                 "train", 0, WARMUP_MAX, 20.0, "rounds after those that send chosen values, to learn from", whole=True
             ),
             MAP,
-            Choice("values", ("fp16", "fp32"), "fp16", "how what travels is written"),
+            Choice("values", ("fp16", "fp32", "int4"), "fp16", "how what travels is written"),
         ),
         error_feedback=always,
         takes=lambda _, shape: len(shape) > 1 and math.prod(shape) >= LGC_VALUES_MIN,
@@ -128,9 +129,24 @@ def parse_codec(text: str) -> CodecSpec:
     return family.spec(typed, after_plus if plus else None)
 
 
+_SUMMED = {"int4": "int4:sr"}  # encoded anew at every hop, where nothing is fed back: rounded by chance
+_CASTS = {"int4": "fp16"}  # of what is too exact for so few bits
+
+
 def values_codec(codec: CodecSpec) -> CodecSpec:
-    """By which segments are encoded: where the job's codec sends a shorter vector, a cast."""
-    return parse_codec(codec.choice("values")) if codec.family.transforms else codec
+    """By which segments are encoded: where the job's codec sends a shorter vector, how its values are written."""
+    if not codec.family.transforms:
+        return codec
+    values = codec.choice("values")
+    return parse_codec(_SUMMED.get(values, values))
+
+
+def cast_codec(codec: CodecSpec) -> CodecSpec:
+    """The same, but for what is no value of the vector, or none that error feedback is for: a cast."""
+    if not codec.family.transforms:
+        return codec
+    values = codec.choice("values")
+    return parse_codec(_CASTS.get(values, values))
 
 
 def buffer_codec(codec: CodecSpec) -> CodecSpec:
@@ -143,13 +159,13 @@ def buffer_codec(codec: CodecSpec) -> CodecSpec:
     ring.
     """
     buffers = codec.reduction.buffers
-    return values_codec(codec) if buffers is None else parse_codec(buffers)
+    return cast_codec(codec) if buffers is None else parse_codec(buffers)
 
 
 def whole_codec(codec: CodecSpec) -> CodecSpec:
     """How the tensors travel that this codec does not take: all values, rounded as its own are, without feedback."""
     whole = codec.reduction.whole
-    return values_codec(codec) if whole is None else parse_codec(whole.format(values=codec.choice("values")))
+    return cast_codec(codec) if whole is None else parse_codec(whole.format(values=codec.choice("values")))
 
 
 FP32 = parse_codec("fp32")

@@ -128,6 +128,15 @@ ITERATION = Choice("iteration", ("full", "half"), "full", "both factors in each 
 """The parameter of PowerSGD that says how much of a power iteration a round is."""
 
 
+OF = Choice(
+    "of",
+    ("gradients", "momentum"),
+    "gradients",
+    "what is encoded: gradients, or the momentum of AdamW, whose second moments stay as a warm-up has left them",
+)
+"""The parameter of codecs that can be a part of 1-bit Adam (`CodecSpec.of_momentum`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """Runs of a segment's values that share what is written once for them. They end at the borders of tensors.
@@ -221,6 +230,12 @@ class CodecSpec:
     def momentum(self) -> bool:
         """Whether the momentum of the script's optimizer goes into what is encoded, and is kept by each worker."""
         return self.family.momentum and self.error_feedback
+
+    @property
+    def of_momentum(self) -> bool:
+        """Whether learners send the momentum that each gradient makes of the one that all have, and not the gradient
+        (1-bit Adam). It takes s=0 without a period: there all have one momentum."""
+        return OF in self.family.parameters and self.choice(OF.name) == "momentum"
 
     def takes(self, shape: tuple[int, ...]) -> bool:
         """Whether it is for tensors of this shape. Others travel whole, in buckets of their own."""

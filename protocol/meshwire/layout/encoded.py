@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import Protocol
 
 from meshwire import limits
-from meshwire.codecs.registry import CodecSpec, buffer_codec, whole_codec
+from meshwire.codecs.registry import CodecSpec, buffer_codec, cast_codec, whole_codec
 from meshwire.model.plan import Bucket, Plan, Shard
 
 
@@ -44,6 +44,7 @@ class EncodedLayout:
         precursors: as of `Shorter`; none where the model's vector is sent.
         followers: the other way round: by precursor, the bucket that waits for it.
         codecs: by bucket; those of tensors that it is not for, and of float buffers (O5), have another than the job's.
+        told: of what is said in a bucket behind its values, where another vector than the model's is sent: a cast.
         fixed: each segment takes exactly the place that it has.
         gathered: a round is kept as all its contributors' vectors, and not as the mean's.
         served_in_place: a round's bytes are an encoded vector as it lies here, and not back to back.
@@ -59,13 +60,14 @@ class EncodedLayout:
         self.followers = {precursor: bucket for bucket, precursor in self.precursors.items()}
         self.reduction = codec.reduction
         self.codecs = tuple(_codec_of(bucket, plan, codec, parameters or codec) for bucket in plan.buckets)
+        self.told = cast_codec(codec)
         self.fixed = all(each.fixed for each in self.codecs)
         self.gathered = codec.reduction.gathered
         self.served_in_place = self.fixed and not self.gathered
         self._places: list[_Places] = []
         offset = 0
         for bucket, each in zip(plan.buckets, self.codecs, strict=True):
-            places = _Places(plan, bucket, each, offset)
+            places = _Places(plan, bucket, each, self._told_from(bucket.index), self.told, offset)
             offset = places.starts[-1]
             self._places.append(places)
         self.total_bytes = offset
@@ -80,6 +82,15 @@ class EncodedLayout:
         if self.shorter is not None:
             return self.shorter.measured_segments(bucket)
         return self.plan.buckets[bucket].segment_count if bucket < self.plan.parameter_buckets else 0
+
+    def codec_of(self, bucket: int, segment: int) -> CodecSpec:
+        """Of one segment of a bucket."""
+        return self.codecs[bucket] if segment < self._told_from(bucket) else self.told
+
+    def _told_from(self, bucket: int) -> int:
+        if self.shorter is not None and bucket < self.plan.coded_buckets:
+            return self.shorter.measured_segments(bucket)
+        return self.plan.buckets[bucket].segment_count
 
     def span(self, bucket: int, first_segment: int, segment_count: int) -> tuple[int, int]:
         """(offset, length) in bytes of a run of segments."""
@@ -118,19 +129,28 @@ def _codec_of(bucket: Bucket, plan: Plan, codec: CodecSpec, parameters: CodecSpe
 class _Places:
     """One bucket's, from `offset` on.
 
+    Args:
+        told_from: the first of the segments that have the codec `told`.
+
     Attributes:
         starts: of its segments; behind them where the last one ends.
         chunk_segments: that one frame carries.
     """
 
-    def __init__(self, plan: Plan, bucket: Bucket, codec: CodecSpec, offset: int) -> None:
-        size_bytes = cache(codec.segment_bytes_max)  # most are alike
+    def __init__(
+        self, plan: Plan, bucket: Bucket, codec: CodecSpec, told_from: int, told: CodecSpec, offset: int
+    ) -> None:
+        size_bytes, told_bytes = cache(codec.segment_bytes_max), cache(told.segment_bytes_max)  # most are alike
         by_tensor = codec.family.blocks is not None
         lengths = (
             size_bytes(bucket.segment_bounds(segment)[1], plan.borders(bucket.index, segment) if by_tensor else ())
+            if segment < told_from
+            else told_bytes(bucket.segment_bounds(segment)[1])
             for segment in range(bucket.segment_count)
         )
         self.starts = tuple(accumulate(lengths, initial=offset))
         # About CHUNK_BYTES, for segment headers must not halve it.
-        full_bytes = codec.segment_bytes_max(bucket.segment_values)
+        full_bytes = size_bytes(bucket.segment_values)
+        if told_from < bucket.segment_count:
+            full_bytes = max(full_bytes, told_bytes(bucket.segment_values))
         self.chunk_segments = max(1, (limits.CHUNK_BYTES + full_bytes // 8) // full_bytes)

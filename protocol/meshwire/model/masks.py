@@ -87,7 +87,7 @@ def masks_of(typed: str | None, sync: SyncSettings, codec: CodecSpec) -> MaskSet
     if typed is None:
         return None
     masks = parse_masks(typed)
-    if sync.signs or sync.sparse:
+    if sync.signs or sync.sparse or sync.muon:
         raise ValueError(
             f"--masks with --sync {sync.text()}: it keeps what masks would have to know of: use --sync bsp, or local:H"
         )

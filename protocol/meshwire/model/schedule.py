@@ -70,7 +70,7 @@ def refusal(sync: SyncSettings, codec: CodecSpec) -> str | None:
             f"--sync {sync.text()}: a gradient is written before it is known which round it is for, and the rounds' "
             "vectors differ in length: use --sync bsp, or local:H"
         )
-    if codec.family.transforms or codec.momentum:
+    if codec.family.transforms or codec.momentum or codec.of_momentum:
         return (
             f"--codec {codec}: it builds on what earlier rounds have sent of each value, and not all travel in every "
             "round: use another, such as int8 or topk"

@@ -15,26 +15,30 @@ class _Own(NamedTuple):
     """A mode's codec.
 
     Attributes:
-        family: that it must be of.
         usual: as typed, when nothing is.
-        why: after "--codec X with --sync Y: ".
+        family: that another one must be of; None: of any.
+        why: it must be, after "--codec X with --sync Y: ".
     """
 
-    family: str
     usual: str
-    why: str
+    family: str | None = None
+    why: str = ""
 
 
-# 32 coefficients of 4096, of a momentum in which a gradient counts for about 1000 steps.
-_DEMO = _Own("dct", "dct:32,decay=0.999", "its momentum is what the codec dct leaves out")
+# 32 coefficients of 4096, of a momentum in which a gradient counts for about 1000 steps, from everybody to everybody as
+# the paper's. Chosen anew by an owner, whose share then has a momentum of its own, they train worse for their bytes.
+_DEMO = _Own("dct:32,decay=0.999,gather", "dct", "its momentum is what the codec dct leaves out")
 
 # The largest 64 of each 4096 values in 2 bits, and what stays behind is forgotten in about 20 rounds. The paper's
 # indices take 12 bits, and here about 8. The mean of a value is over those that sent it, as theirs is.
 _SPARSELOCO = _Own(
-    "topk",
     "topk:0.015625,chunk=4096,senders,decay=0.95+2bit",
+    "topk",
     "the largest changes of the local steps travel, by the codec topk",
 )
+
+# Four means of each 4096 values: 2 bits, with error feedback, as the paper's.
+_MULOCO = _Own("twobit")
 
 
 def codec_of(sync: SyncSettings, typed: str | None) -> CodecSpec:
@@ -51,7 +55,8 @@ def codec_of(sync: SyncSettings, typed: str | None) -> CodecSpec:
     own = _own(sync)
     usual = DEFAULT if own is None else own.usual
     codec = parse_codec(usual if typed is None else typed)
-    if own is not None and codec.name != own.family:
+    if not _of_family(own, codec):
+        assert own is not None
         raise ValueError(
             f"--codec {typed} with --sync {sync.text()}: {own.why}: omit --codec, or use {own.family} with other "
             f"parameters, such as {own.usual}"
@@ -60,6 +65,16 @@ def codec_of(sync: SyncSettings, typed: str | None) -> CodecSpec:
         raise ValueError(
             f"--codec {codec} takes over the momentum of gradients, and with --sync {sync.text()} what travels are "
             "weights: use --codec topk, or another --sync"
+        )
+    if codec.of_momentum and not codec.warmup:
+        raise ValueError(
+            f"--codec {codec}: second moments stay as the warm-up leaves them, and there is none: say how long it is, "
+            "as in --codec onebit:momentum,warmup=100"
+        )
+    if codec.of_momentum and (sync.staleness or sync.period):
+        raise ValueError(
+            f"--codec {codec} with --sync {sync.text()}: it sends what becomes of a momentum that all have in common, "
+            "and there each is ahead with its own: use --sync bsp, or --codec onebit"
         )
     if sync.staleness and codec.two_phases:
         if typed is not None and "full" in re.split("[:,=+]", typed):
@@ -77,7 +92,13 @@ def suits(sync: SyncSettings, codec: CodecSpec) -> bool:
     own = _own(sync)
     if sync.staleness and codec.two_phases:
         return False
-    return (own is None or codec.name == own.family) and not (sync.period and codec.momentum)
+    if codec.of_momentum and (sync.staleness or sync.period or not codec.warmup):
+        return False
+    return _of_family(own, codec) and not (sync.period and codec.momentum)
+
+
+def _of_family(own: _Own | None, codec: CodecSpec) -> bool:
+    return own is None or own.family is None or codec.name == own.family
 
 
 def _in_one_phase(codec: CodecSpec) -> CodecSpec:
@@ -88,4 +109,6 @@ def _in_one_phase(codec: CodecSpec) -> CodecSpec:
 def _own(sync: SyncSettings) -> _Own | None:
     if sync.signs:
         return _DEMO
+    if sync.muon:
+        return _MULOCO
     return _SPARSELOCO if sync.sparse else None

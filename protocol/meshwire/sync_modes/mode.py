@@ -37,6 +37,8 @@ class SyncSettings(Wire):
     """With a period, the base becomes the mean of all weights (`average`), or takes DiLoCo's step (`nesterov`)."""
     sparse: bool = False
     """With a period, a small part of what local steps have changed travels, and the rest fades (SparseLoCo)."""
+    muon: bool = False
+    """With a period, Muon takes the local steps of hidden matrices (MuLoCo)."""
 
     @property
     def local(self) -> Outer | None:
@@ -57,6 +59,8 @@ class SyncSettings(Wire):
             return "demo"
         if self.sparse:
             return f"sparseloco:{self.period}"
+        if self.muon:
+            return f"muloco:{self.period}"
         if self.period:
             return f"local:{self.period}" + (f",{self.outer}" if self.outer != "average" else "")
         return f"ssp:{self.staleness}" if self.staleness else "bsp"
@@ -115,6 +119,7 @@ def sync_settings(
             "period": period,
             "outer": mode.outer,
             "sparse": mode.sparse,
+            "muon": mode.muon,
             "signs": mode.signs,
         }
     )
@@ -130,6 +135,7 @@ class _Mode(NamedTuple):
     period: int = 0
     outer: Outer = "average"
     sparse: bool = False
+    muon: bool = False
     signs: bool = False
 
 
@@ -142,13 +148,15 @@ def _mode(sync: str) -> _Mode:
     count = int(number) if number.isascii() and number.isdigit() and len(number) < 6 else -1
     if kind == "ssp" and not comma and 0 <= count <= limits.STALENESS_MAX:
         return _Mode(staleness=count)
-    if kind in ("local", "sparseloco") and 1 <= count <= limits.PERIOD_MAX:
+    if kind in ("local", "sparseloco", "muloco") and 1 <= count <= limits.PERIOD_MAX:
+        if kind == "muloco" and not comma:
+            return _Mode(period=count, outer="nesterov", muon=True)
         if not comma:
             return _Mode(period=count, sparse=kind == "sparseloco")
         if kind == "local" and outer == "nesterov":
             return _Mode(period=count, outer="nesterov")
     raise ValueError(
         f"--sync {sync}: use bsp; demo; ssp:S with a bound S from 0 to {limits.STALENESS_MAX}, such as ssp:2; or "
-        f"local:H, local:H,nesterov or sparseloco:H with a period H from 1 to {limits.PERIOD_MAX} steps, such as "
-        "sparseloco:30"
+        f"local:H, local:H,nesterov, sparseloco:H or muloco:H with a period H from 1 to {limits.PERIOD_MAX} steps, "
+        "such as sparseloco:30"
     )

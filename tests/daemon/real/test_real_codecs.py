@@ -13,6 +13,7 @@ from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import plan_buckets
 from tests.daemon import realjobs as jobs
 
+ADAMW = "torch.optim.AdamW(model.parameters(), lr=0.01)"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
@@ -29,12 +30,17 @@ def mesh() -> Iterator[LocalMesh]:
         ("powersgd:2,min_rate=1,warmup=3", {"sync": "ssp:1"}),
         ("powersgd:2,min_rate=1,warmup=3", {}),
         (None, {"sync": "sparseloco:2", "args": ("4",)}),
+        (None, {"sync": "muloco:2", "args": ("4",)}),
+        ("onebit:momentum,warmup=5", {}),
     ],
 )
 def test_replicas_are_bit_equal(mesh: LocalMesh, tmp_path: Path, codec: str | None, options: dict[str, Any]) -> None:
     """O9, C2: everybody decodes the owner's bytes, or adds up the same parts, under every bound."""
     dgc = codec is not None and codec.startswith("dgc")
     script = jobs.TRAIN.replace("lr=0.05", "lr=0.05, momentum=0.9") if dgc else jobs.TRAIN
+    if codec == "onebit:momentum,warmup=5" or str(options.get("sync")).startswith("muloco"):
+        script = jobs.TRAIN.replace("torch.optim.SGD(model.parameters(), lr=0.05)", ADAMW)
+        assert ADAMW in script
     summary = jobs.run(mesh.daemons[0], tmp_path, script, codec=codec, **options)
     assert summary.state == "succeeded", summary.error
     assert summary.replicas_equal is True

@@ -88,7 +88,7 @@ def test_a_demo_that_is_killed_leaves_no_daemon_and_the_next_one_clears_its_fold
 
 @pytest.mark.parametrize(
     ("sync", "steps", "rounds"),
-    [("bsp", 100, 100), ("ssp:2", 7, 7), ("local:8", 100, 13), ("sparseloco:5", 40, 8), ("local:30", 1, 1)],
+    [("bsp", 100, 100), ("ssp:2", 7, 7), ("local:8", 100, 13), ("sparseloco:5", 40, 8), ("muloco:30", 1, 1)],
 )
 def test_steps_are_the_optimizers_whatever_the_period(sync: str, steps: int, rounds: int) -> None:
     """X6: the script's `mt.steps` counts rounds, each of which is of H steps."""

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshwire import limits
 from meshwire.codecs.registry import FP16, FP32, parse_codec
 from meshwire.layout.by_round import RoundLayouts
 from meshwire.layout.lgc import BLOCK_CHOSEN_MAX, BLOCK_VALUES_MAX, Chosen, block_values, chosen_of
@@ -104,6 +105,25 @@ def test_rounds_are_dense_then_learnt_from_then_latents() -> None:
         assert len(RoundLayouts(plan_buckets(manifest(RESNET18)), parse_codec(same)).all) == 1
 
 
+def test_in_four_bits_travel_values_alone() -> None:
+    """What a leader announces is read to the last digit, and vectors have no feedback: fp16, as float buffers are.
+    Values are rounded by chance, for on the ring they are rounded at every hop."""
+    codec = parse_codec("lgc:warmup=3,train=2+int4")
+    dense, *projected = RoundLayouts(plan_buckets(manifest(RESNET18, buffers=4), codec=codec), codec).all
+    assert set(dense.codecs) == {FP16}
+    for layout in projected:
+        chosen = layout.shorter
+        assert isinstance(chosen, Chosen)
+        for bucket in layout.plan.buckets:
+            values = chosen.latent_segments[bucket.index] if bucket.index < layout.plan.coded_buckets else 0
+            found = [str(layout.codec_of(bucket.index, segment)) for segment in range(bucket.segment_count)]
+            assert found == ["int4:sr"] * values + ["fp16"] * (bucket.segment_count - values)
+            assert values or bucket.index >= layout.plan.coded_buckets
+            taken = layout.chunk_segments(bucket.index) * FP16.segment_bytes_max(bucket.segment_values)
+            assert values == bucket.segment_count or taken <= limits.CHUNK_BYTES * 9 / 8
+    assert projected[0].total_bytes < RoundLayouts(projected[0].plan, FP16).of(1).total_bytes * 0.55
+
+
 def test_what_it_keeps_is_counted() -> None:
     """M1, J1: places of the rounds on their way and of those that they were announced in."""
     codec = parse_codec("lgc:refresh=4")
@@ -123,7 +143,7 @@ def test_what_it_keeps_is_counted() -> None:
         ("lgc:0.001", "ratio is '0.001'; it must be a number from 0.005 to 1"),
         ("lgc:latent=0", "latent is '0'"),
         ("lgc:refresh=0", "refresh is '0'"),
-        ("lgc+int8", "values is 'int8'; it must be one of fp16, fp32"),
+        ("lgc+int8", "values is 'int8'; it must be one of fp16, fp32, int4"),
     ],
 )
 def test_what_is_illegal_is_named(typed: str, said: str) -> None:

@@ -125,7 +125,15 @@ def test_what_travels_is_what_is_kept_and_all_where_masks_change(
 
 @pytest.mark.parametrize(
     ("sync", "codec"),
-    [("ssp:2", "fp32"), ("demo", None), ("sparseloco:8", None), ("bsp", "powersgd"), ("bsp", "dgc")],
+    [
+        ("ssp:2", "fp32"),
+        ("demo", None),
+        ("sparseloco:8", None),
+        ("muloco:8", None),
+        ("bsp", "powersgd"),
+        ("bsp", "dgc"),
+        ("bsp", "onebit:momentum,9"),
+    ],
 )
 def test_what_masks_do_not_go_with_is_refused_by_name(sync: str, codec: str | None) -> None:
     settings = sync_settings(sync)

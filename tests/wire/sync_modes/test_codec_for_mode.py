@@ -12,12 +12,14 @@ from meshwire.sync_modes.mode import sync_settings
     [
         ("bsp", None, "fp32"),
         ("ssp:2", "topk:0.05", "topk:0.05"),
-        ("demo", None, "dct:decay=0.999"),
+        ("demo", None, "dct:decay=0.999,gather"),
         ("demo", "dct:64,decay=0.99+fp32", "dct:64,decay=0.99+fp32"),
         ("local:8", None, "fp32"),
         ("local:8,nesterov", "int8", "int8"),
         ("sparseloco:30", None, "topk:0.015625,chunk=4096,decay=0.95,senders+2bit"),
         ("sparseloco:30", "topk:0.03+fp16", "topk:0.03"),
+        ("muloco:30", None, "twobit"),
+        ("muloco:30", "fp16", "fp16"),
         ("bsp", "powersgd:2", "powersgd:2"),
         ("bsp", "powersgd:2,half", "powersgd:2,half"),
         ("local:8", "powersgd", "powersgd"),
@@ -59,6 +61,33 @@ def test_sparseloco_is_smaller_than_its_paper() -> None:
     assert sync_settings("sparseloco:30") == sync_settings("local:30").model_copy(update={"sparse": True})
     assert not suits(sync_settings("sparseloco:30"), parse_codec("fp16"))
     assert suits(sync_settings("local:30"), parse_codec("fp16"))
+
+
+def test_muloco_is_diloco_with_muon_and_any_codec() -> None:
+    made = sync_settings("muloco:30")
+    assert made == sync_settings("local:30,nesterov").model_copy(update={"muon": True})
+    assert suits(made, parse_codec("topk:0.1"))
+    assert not suits(made, parse_codec("dgc"))
+    with pytest.raises(
+        ValueError, match=r"--codec dgc takes over the momentum of gradients, and with --sync muloco:30"
+    ):
+        codec_of(made, "dgc")
+
+
+@pytest.mark.parametrize("sync", ["ssp:1", "local:8", "muloco:8"])
+def test_a_momentum_that_not_all_have_is_refused(sync: str) -> None:
+    """1-bit Adam: what a member sends is made of the momentum of the newest round, which it has applied."""
+    with pytest.raises(ValueError, match=f"--codec onebit:momentum,9 with --sync {sync}: .* use --sync bsp, or"):
+        codec_of(sync_settings(sync), "onebit:momentum,9")
+    assert not suits(sync_settings(sync), parse_codec("onebit:momentum,9"))
+    assert suits(sync_settings(sync), parse_codec("onebit:warmup=9"))
+    assert codec_of(sync_settings("bsp"), "onebit:warmup=9,of=momentum").of_momentum
+
+
+def test_second_moments_need_a_warmup_to_be_learnt_in() -> None:
+    with pytest.raises(ValueError, match=r"--codec onebit:momentum: .* there is none: .* onebit:momentum,warmup=100"):
+        codec_of(sync_settings("bsp"), "onebit:momentum")
+    assert not suits(sync_settings("bsp"), parse_codec("onebit:momentum"))
 
 
 def test_demo_is_bsp_with_signs() -> None:

@@ -62,6 +62,7 @@ def test_text_is_what_is_typed(bound: int) -> None:
         ("local:30", 30, "average"),
         ("local:500,nesterov", 500, "nesterov"),
         ("sparseloco:30", 30, "average"),
+        ("muloco:30", 30, "nesterov"),
     ],
 )
 def test_a_period_of_local_steps(sync: str, period: int, outer: str) -> None:
@@ -90,6 +91,9 @@ def test_a_period_of_local_steps(sync: str, period: int, outer: str) -> None:
             "sparseloco",
             "sparseloco:0",
             "sparseloco:30,nesterov",
+            "muloco",
+            "muloco:0",
+            "muloco:30,nesterov",
             "local:2,",
             "local:2,average,nesterov",
             "ssp:2,nesterov",

@@ -69,7 +69,9 @@ class LearnedGradients(Projection):
 
     def part(self, form: RoundForm, areas: Areas, scratch: Values, number: int, weight: float) -> "ChosenPart":
         self.learning.begin_round()
-        return ChosenPart(Inputs(form, areas.take(), scratch, self._leaving, number, self._residual, weight), self)
+        seed = segment_seed(self._seed, self._place or 0, 1)
+        inputs = Inputs(form, areas.take(), scratch, self._leaving, number, self._residual, weight, seed)
+        return ChosenPart(inputs, self)
 
     def expansion(self, form: RoundForm, number: int, values: Values) -> "ChosenExpansion":
         return ChosenExpansion(form, number, self, self._arriving, values)
