@@ -22,8 +22,10 @@ from meshwire.planning.price import CodecPrice
 
 MODULE = "meshtraind.bench"  # a process of its own: the command imports nothing of the daemon
 FILE = "codec_prices.json"
-VALUES = 4 * limits.SEGMENT_VALUES_MAX
-RUNS = 3
+SEGMENTS = 4  # full ones
+VALUES = SEGMENTS * limits.SEGMENT_VALUES_MAX
+SHORT_VALUES = 1024  # of a short one: what it takes is mostly not for its values
+RUNS = 5
 TIMEOUT_S = 120.0
 CPUINFO = Path("/proc/cpuinfo")
 
@@ -33,6 +35,8 @@ PositiveSeconds = Annotated[float, Field(ge=0, le=1)]
 class _KeptPrice(Wire):
     encode_s: PositiveSeconds
     add_s: PositiveSeconds
+    encode_segment_s: PositiveSeconds
+    add_segment_s: PositiveSeconds
     filled: Annotated[float, Field(gt=0, le=1)]
 
 
@@ -54,7 +58,7 @@ def codec_prices(codecs: Sequence[str], data_dir: Path | None, stages: Stages) -
         kept = kept.model_copy(update={"prices": {**kept.prices, **_measured(missing)}})
         _write(file, kept)
     return {
-        codec: CodecPrice(price.encode_s, price.add_s, price.filled)
+        codec: CodecPrice(price.encode_s, price.add_s, price.filled, price.encode_segment_s, price.add_segment_s)
         for codec, price in kept.prices.items()
         if codec in codecs
     }
@@ -62,7 +66,7 @@ def codec_prices(codecs: Sequence[str], data_dir: Path | None, stages: Stages) -
 
 def _measured(codecs: Sequence[str]) -> dict[str, _KeptPrice]:
     chosen = [argument for codec in codecs for argument in ("--codec", codec)]
-    sizes = ["--values", str(VALUES), "--runs", str(RUNS), "--json"]
+    sizes = ["--values", f"{SHORT_VALUES},{VALUES}", "--runs", str(RUNS), "--json"]
     try:
         done = subprocess.run(
             [sys.executable, "-m", MODULE, "codecs", *sizes, *chosen],
@@ -78,26 +82,35 @@ def _measured(codecs: Sequence[str]) -> dict[str, _KeptPrice]:
     if done.returncode:
         told = done.stderr.strip().splitlines()
         raise CliError(f"timing the codecs failed: {told[-1] if told else 'no word'}", "meshtrain bench codecs")
-    rows = json.loads(done.stdout)["codecs"]
-    return {row["codec"]: _price(row) for row in rows}
+    found = {(row["codec"], row["values"]): row for row in json.loads(done.stdout)["codecs"]}
+    return {codec: _price(parse_codec(codec), found[codec, SHORT_VALUES], found[codec, VALUES]) for codec in codecs}
 
 
-def _price(row: dict[str, float | str]) -> _KeptPrice:
-    spec, values = parse_codec(str(row["codec"])), int(row["values"])
+def _price(spec: CodecSpec, short: dict[str, float], full: dict[str, float]) -> _KeptPrice:
+    """From a short segment and some full ones: a + b * values. Codecs of whole matrices have no segments."""
+
+    def split(name: str) -> tuple[float, float]:
+        if spec.family.transforms:
+            return 0.0, full[name] / VALUES
+        of_value = max(0.0, full[name] / SEGMENTS - short[name]) / (limits.SEGMENT_VALUES_MAX - SHORT_VALUES)
+        return max(0.0, short[name] - of_value * SHORT_VALUES), of_value
+
+    encode_segment_s, encode_s = split("encode_s")
+    add_segment_s, add_s = split("add_s")
     return _KeptPrice(
-        encode_s=float(row["encode_s"]) / values,
-        add_s=float(row["add_s"]) / values,
-        filled=_filled(spec, values, int(row["encoded_bytes"])),
+        encode_s=encode_s,
+        add_s=add_s,
+        encode_segment_s=encode_segment_s,
+        add_segment_s=add_segment_s,
+        filled=_filled(spec, int(full["encoded_bytes"])),
     )
 
 
-def _filled(spec: CodecSpec, values: int, encoded_bytes: int) -> float:
+def _filled(spec: CodecSpec, encoded_bytes: int) -> float:
     """Of the largest size that segments can have, what values with heavy tails take."""
     if spec.fixed or spec.family.transforms:
         return 1.0
-    full, rest = divmod(values, limits.SEGMENT_VALUES_MAX)
-    most = full * spec.segment_bytes_max(limits.SEGMENT_VALUES_MAX) + (spec.segment_bytes_max(rest) if rest else 0)
-    return min(1.0, encoded_bytes / most)
+    return min(1.0, encoded_bytes / (SEGMENTS * spec.segment_bytes_max(limits.SEGMENT_VALUES_MAX)))
 
 
 def _read(file: Path) -> _KeptPrices:

@@ -1,6 +1,7 @@
 """Which settings a job can have, what each would cost, and which of them to take."""
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 
 from meshwire.codecs.registry import parse_codec
 from meshwire.collectives.strategy import collective_for, topologies_for
@@ -15,6 +16,10 @@ from meshwire.sync_modes.mode import sync_settings
 
 LEVEL_PART = 0.03  # who is slower by less than this is as fast: the model is not more exact
 DEFAULT = ("fp32", "bsp")
+EVERY = tuple(
+    Tried(codec, sync) for codec, sync in product(*(dict.fromkeys(each) for each in zip(*EVIDENCE, strict=True)))
+)
+"""Each codec that was measured under each mode that was, measured together or not."""
 
 
 def job_settings(codec: str | None, sync: str, topology: str | None = None) -> JobSettings:
@@ -24,7 +29,7 @@ def job_settings(codec: str | None, sync: str, topology: str | None = None) -> J
 
 
 def legal_settings(manifest: ModelManifest, tried: Sequence[Tried] = tuple(EVIDENCE)) -> Iterator[JobSettings]:
-    """All that `submit` takes for this model, over every topology that the codec goes over.
+    """What `submit` takes for this model of `tried` (`EVERY`: all that fits together), over each of its topologies.
 
     Those that replace the script's optimizer (`--sync demo`, `--codec dgc`) are left out: it is not known whether they
     suit it.

@@ -50,12 +50,15 @@ class CodecPrice:
 
     Attributes:
         encode_s, add_s: for each value: encoding it, with error feedback, and decoding it and adding it to another.
+        encode_segment_s, add_segment_s: for each segment, however short it is: small models have them of 1024 values.
         filled: of the largest size of a segment, the part that gradients take; 1 where sizes are fixed.
     """
 
     encode_s: float
     add_s: float
     filled: float = 1.0
+    encode_segment_s: float = 0.0
+    add_segment_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,25 +294,29 @@ def _load(
     bucket, codec = layout.plan.buckets[index], layout.codecs[index]
     price = _price_of(codec, codec_prices)
     whole = codec_prices[str(collective.codec)]
-    values, sizes, frames = [], [], []
+    values, segments, sizes, frames = [], [], [], []
     for shard in bucket_shards(bucket.segment_count, shard_count, bucket.home):
         first = shard.first_segment * bucket.segment_values
         end = min(bucket.count, first + shard.segment_count * bucket.segment_values)
         chunks = layout.chunks(index, shard) if shard.segment_count else []
         _, length = layout.span(index, shard.first_segment, shard.segment_count)
         values.append(max(0, end - first))
+        segments.append(shard.segment_count)
         frames.append(len(chunks))
         sizes.append(length * price.filled + HEADER_BYTES * len(chunks))
     precursor = layout.precursors.get(index)
     order = {each: at for at, each in enumerate(_sending_order(layout))}
     model_values = plan.buckets[index].count if layout.projected and index in layout.model_buckets else 0
     kept = collective.reduction is not Reduction.LINEAR
+    pieces = list(zip(values, segments, strict=True))
+    encode_s = tuple(price.encode_s * count + price.encode_segment_s * cut for count, cut in pieces)
+    add_s = tuple(price.add_s * count + price.add_segment_s * cut for count, cut in pieces)
     return BucketLoad(
         sizes_bytes=tuple(sizes),
         frames=tuple(frames),
-        encode_s=tuple(price.encode_s * count for count in values),
-        add_s=tuple(price.add_s * count for count in values),
-        prepare_s=whole.encode_s * model_values + (price.encode_s * sum(values) if kept else 0.0),
+        encode_s=encode_s,
+        add_s=add_s,
+        prepare_s=whole.encode_s * model_values + (sum(encode_s) if kept else 0.0),
         finish_s=whole.add_s * model_values,
         after=None if precursor is None else order[precursor],
     )

@@ -107,7 +107,7 @@ def test_train_alone_is_said_where_it_is_true_and_by_how_much() -> None:
 @pytest.mark.usefixtures("known_script")
 def test_a_model_that_computes_long_is_told_that_the_network_is_no_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "trace", lambda *_: traced(100_000, 20.0))
-    shown = run("whatif", "train.py", "--mbit", "50,100", "--peers", "2,3")
+    shown = run("whatif", "train.py", "--mbit", "50", "--peers", "2,3")
     assert "The network is not the bottleneck for this model, from 50 Mbit/s on" in shown.stderr
     assert "train alone" not in shown.stdout + shown.stderr
     assert {row[0] for row in table(shown).values()} == {"no flags"}
@@ -173,7 +173,10 @@ def test_ctrl_c_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("known_script")
 def test_a_laptop_that_was_busy_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OtherPrograms, "part", lambda _: 0.6)
-    assert "note: other programs took 60% of this laptop's processor" in run("whatif", "train.py").stderr
+    assert (
+        "note: other programs took 60% of this laptop's processor"
+        in run("whatif", "train.py", "--mbit", "100", "--peers", "2").stderr
+    )
 
 
 def test_others_are_all_that_this_process_and_its_children_have_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,10 +199,17 @@ class FakeBench:
     def __call__(self, argv: list[str], **_: object) -> "subprocess.CompletedProcess[str]":
         codecs = [argv[at + 1] for at, word in enumerate(argv) if word == "--codec"]
         self.asked.append(codecs)
-        values = int(argv[argv.index("--values") + 1])
+        counts = [int(count) for count in argv[argv.index("--values") + 1].split(",")]
         rows = [
-            {"codec": codec, "values": values, "encoded_bytes": 1000, "encode_s": 0.002, "add_s": 0.001}
+            {
+                "codec": codec,
+                "values": values,
+                "encoded_bytes": 1000,
+                "encode_s": (segments := max(1, values // 65536)) * 1e-5 + values * 1e-9,
+                "add_s": segments * 2e-5 + values * 3e-9,
+            }
             for codec in codecs
+            for values in counts
         ]
         return subprocess.CompletedProcess(argv, self.code, json.dumps({"codecs": rows}), "error: no numpy\n")
 
@@ -207,7 +217,7 @@ class FakeBench:
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> FakeBench:
     made = FakeBench()
-    monkeypatch.setattr(prices_module.subprocess, "run", made)
+    monkeypatch.setattr(subprocess, "run", made)
     return made
 
 
@@ -216,8 +226,10 @@ def test_prices_are_measured_once_for_this_processor_and_these_versions(
 ) -> None:
     folder, stages = tmp_path / "data", Stages()
     found = codec_prices(["fp32", "topk"], folder, stages)
-    assert found["fp32"].encode_s == pytest.approx(0.002 / prices_module.VALUES)
-    assert found["fp32"].filled == 1
+    fp32 = found["fp32"]
+    assert (fp32.encode_s, fp32.add_s) == pytest.approx((1e-9, 3e-9))
+    assert (fp32.encode_segment_s, fp32.add_segment_s) == pytest.approx((1e-5, 2e-5))
+    assert fp32.filled == 1
     assert 0 < found["topk"].filled < 1, "of the largest size, what values with heavy tails take"
     assert codec_prices(["fp32", "topk"], folder, stages) == found
     codec_prices(["fp32", "int8"], folder, stages)

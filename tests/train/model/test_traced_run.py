@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 
 from meshtrain.errors import UsageError
 from meshtrain.train import traced_run
+from meshtrain.train.dry_run import measured_model
 from meshtrain.train.traced_run import StepClock, TimedStep, TracedProcess
 from meshwire.memory_layout.shared_slots import (
     MEASURE_CODEC_VARIABLE,
@@ -57,7 +57,7 @@ def slow_layer(clock: Clock) -> torch.nn.Module:
             return values.clone()
 
         @staticmethod
-        def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
             clock.now_s += BACKWARD_S
             return gradient
 
@@ -67,7 +67,7 @@ def slow_layer(clock: Clock) -> torch.nn.Module:
             self.linear = torch.nn.Linear(2, 2, bias=False)
 
         def forward(self, values: torch.Tensor) -> torch.Tensor:
-            out: torch.Tensor = Slow.apply(self.linear(values))
+            out: torch.Tensor = Slow.apply(self.linear(values))  # type: ignore[no-untyped-call]
             return out
 
     return Layer()
@@ -103,7 +103,7 @@ class SlowSteps:
 def test_a_steps_parts_are_timed_and_gradients_come_from_the_last_layer_on(clock: Clock) -> None:
     """The loss, which no hook sees, counts with the backward pass."""
     train, steps = SlowSteps(clock), list[TimedStep]()
-    tensors = traced_run.measured_model(train.model, train.optimizer, *settings())[1]
+    tensors = measured_model(train.model, train.optimizer, *settings())[1]
     StepClock(train.model, train.optimizer, tensors, steps.append)
     for _ in range(2):
         train.step()
@@ -116,7 +116,7 @@ def test_a_steps_parts_are_timed_and_gradients_come_from_the_last_layer_on(clock
 def test_of_several_passes_the_last_one_counts_and_all_are_samples(clock: Clock) -> None:
     """What accumulates before it is part of what is computed before anything can be sent."""
     train, steps = SlowSteps(clock), list[TimedStep]()
-    tensors = traced_run.measured_model(train.model, train.optimizer, *settings())[1]
+    tensors = measured_model(train.model, train.optimizer, *settings())[1]
     StepClock(train.model, train.optimizer, tensors, steps.append)
     train.step(passes=3)
     assert (steps[0].before_s, steps[0].backward_s, steps[0].passes) == (2 * 17.5 + 11.0, 6.5, 3)
@@ -124,7 +124,7 @@ def test_of_several_passes_the_last_one_counts_and_all_are_samples(clock: Clock)
 
 def test_a_step_without_a_backward_pass_is_none(clock: Clock) -> None:
     train, steps = SlowSteps(clock), list[TimedStep]()
-    tensors = traced_run.measured_model(train.model, train.optimizer, *settings())[1]
+    tensors = measured_model(train.model, train.optimizer, *settings())[1]
     StepClock(train.model, train.optimizer, tensors, steps.append)
     train.optimizer.step()
     train.step()
@@ -140,7 +140,7 @@ def settings() -> tuple[Any, Any]:
 
 
 @pytest.fixture
-def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The environment of a script that is to be traced for 4 steps; nothing is left for this process's exit."""
     file = tmp_path / "measured.json"
     for name, value in (
@@ -158,7 +158,8 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def prepared(train: SlowSteps) -> TracedProcess:
     world = TracedProcess.take()
     assert world is not None
-    loader = torch.utils.data.DataLoader(torch.ones(64, 2), batch_size=16)
+    data = torch.utils.data.TensorDataset(torch.ones(64, 2))
+    loader = torch.utils.data.DataLoader(data, batch_size=16)
     world.prepare_with_loader(train.model, train.optimizer, loader)
     return world
 

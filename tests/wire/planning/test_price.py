@@ -5,15 +5,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwire.codecs.registry import FP32, parse_codec
-from meshwire.collectives.strategy import TOPOLOGIES
+from meshwire.collectives.strategy import TOPOLOGIES, collective_for
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.masks import masks_of, travel_of
-from meshwire.planning.choose import chosen, job_settings, legal_settings, priced
+from meshwire.planning.choose import EVERY, chosen, job_settings, legal_settings, priced
 from meshwire.planning.network import Network, cables, cell
 from meshwire.planning.price import Binds, CodecPrice, JobSettings, Price, Pricing
-from meshwire.planning.quality import EVIDENCE, Quality
+from meshwire.planning.quality import EVIDENCE, Quality, Tried
 from meshwire.planning.step_trace import StepTrace
 from meshwire.planning.what_if import WhatIf
+from meshwire.sync_modes.codec_for_mode import codec_of
 from meshwire.sync_modes.mode import sync_settings
 
 TENSORS = 16
@@ -130,6 +131,17 @@ def test_a_codec_that_costs_more_than_it_saves_is_not_faster() -> None:
     assert [str(each.settings.codec) for each in priced(dear, settings_, steps, network)] == ["fp32", "int8"]
 
 
+def test_short_segments_are_dear() -> None:
+    """A model of a million values has them of 4096, of which each has its price, however few values are in it."""
+    prices = {**PRICES, "int8": CodecPrice(0.0, 0.0, encode_segment_s=1e-3)}
+    segments = VALUES // 4096
+    found = Pricing(manifest(), prices).price(
+        job_settings("int8", "local:1"), (step(),) * 2, quick(cables(2, 1e15, 0.0))
+    )
+    # All of them are encoded once, and the means of half of them by their owner.
+    assert found.step_s - step().alone_s - step().copy_s == pytest.approx(1.5 * segments * 1e-3, rel=0.01)
+
+
 def test_an_unequal_member_sets_the_pace() -> None:
     slow = step(before_s=0.5)
     found = PRICING.price(job_settings("fp32", "bsp"), (step(), slow, step()), quick(cables(3, 1e15, 0.0)))
@@ -155,6 +167,19 @@ def test_every_settings_that_are_listed_are_legal_and_priced() -> None:
     assert {str(price.settings.codec) for price in found} >= {"powersgd", "lgc", "homomorphic"}
     for price_ in found:
         assert price_.step_s >= step().alone_s * (1 - 1e-9)
+
+
+def test_what_submit_refuses_is_never_listed() -> None:
+    """All codecs under all modes."""
+    every = list(legal_settings(PRICING.manifest, EVERY))
+    pairs = {(str(each.codec), each.sync.text()) for each in every}
+    assert set(EVIDENCE) < {Tried(*pair) for pair in pairs} < set(EVERY)
+    assert ("int8", "ssp:2") in pairs
+    assert ("powersgd", "ssp:2") not in pairs, "what a laptop adds would follow from what all have added"
+    assert ("int8", "sparseloco:8") not in pairs
+    for each in every:
+        assert codec_of(each.sync, str(each.codec)) == each.codec
+        assert collective_for(each.codec, each.collective.topology.name) == each.collective
 
 
 def test_a_model_of_which_not_all_travels_is_not_offered_what_refuses_it() -> None:
