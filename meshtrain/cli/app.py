@@ -16,6 +16,7 @@ from meshtrain.cli.commands.submit import submit
 from meshtrain.cli.commands.top import top
 from meshtrain.cli.commands.topology import topology
 from meshtrain.cli.commands.version import version
+from meshtrain.cli.commands.whatif import whatif
 from meshtrain.cli.ui.options import Grouped, examples
 
 SETTINGS = {"help_option_names": ["--help", "-h"]}
@@ -58,6 +59,13 @@ app.command(
     # Everything after the script is the script's, `--help` too.
     context_settings=SETTINGS | {"allow_interspersed_args": False},
 )(submit)
+app.command(
+    epilog=examples(
+        "meshtrain whatif train.py",
+        "meshtrain whatif train.py --mbit 20,50,150 --peers 2,3",
+        "meshtrain whatif train.py --wired --quality fast -- --batch-size 32",
+    ),
+)(whatif)
 app.command(epilog=examples("meshtrain jobs", "meshtrain jobs --json"))(jobs)
 app.command(epilog=examples("meshtrain top", "meshtrain top x7k", "meshtrain top --json"))(top)
 app.command(epilog=examples("meshtrain logs -f", "meshtrain logs -n 20 --rank 1 x7k"))(logs)

@@ -16,6 +16,7 @@ from meshtrain.train.dry_run import MeasuringProcess
 from meshtrain.train.link.environment import Environment
 from meshtrain.train.session import LearnerSession
 from meshtrain.train.single import SingleProcess
+from meshtrain.train.traced_run import TracedProcess
 
 _world: SingleProcess | LearnerSession | None = None
 
@@ -25,8 +26,12 @@ def world() -> SingleProcess | LearnerSession:
     global _world
     if _world is None:
         environment = Environment.take()
-        _world = (MeasuringProcess.take() or SingleProcess()) if environment is None else _enter(environment)
+        _world = _without_job() if environment is None else _enter(environment)
     return _world
+
+
+def _without_job() -> SingleProcess:
+    return TracedProcess.take() or MeasuringProcess.take() or SingleProcess()
 
 
 def check_given(model: object, optimizer: object, loader: object, others: Sequence[object]) -> None:

@@ -7,6 +7,7 @@ from typing import NoReturn, TypeVar
 import torch
 
 from meshtrain.train.model.memory_needs import model_size
+from meshtrain.train.model.tensors import ModelTensors
 from meshtrain.train.single import SingleProcess
 from meshtrain.train.step.preparation import check_optimizer, describe_model
 from meshwire.codecs.registry import CodecSpec, parse_codec
@@ -60,9 +61,23 @@ class MeasuringProcess(SingleProcess):
         return folder
 
     def _end(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> NoReturn:
-        check_optimizer(optimizer, self._sync)
-        prepared = describe_model(model, optimizer, self._sync, self._codec, None)
-        size = model_size(prepared.tensors, optimizer, prepared.of_muon)
-        measurement = Measurement(manifest=prepared.tensors.manifest, size=size)
-        self._file.write_text(measurement.model_dump_json(), encoding="utf-8")
+        measurement, _ = measured_model(model, optimizer, self._sync, self._codec)
+        write_whole(self._file, measurement.model_dump_json())
         raise SystemExit(0)
+
+
+def write_whole(file: Path, text: str) -> None:
+    """The file is there once all of it is: who waits for it ends this process then."""
+    part = file.with_suffix(".part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(file)
+
+
+def measured_model(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, sync: SyncSettings, codec: CodecSpec
+) -> tuple[Measurement, ModelTensors]:
+    """What a script has prepared. Raises what `mt.prepare` raises in such a job."""
+    check_optimizer(optimizer, sync)
+    prepared = describe_model(model, optimizer, sync, codec, None)
+    size = model_size(prepared.tensors, optimizer, prepared.of_muon)
+    return Measurement(manifest=prepared.tensors.manifest, size=size), prepared.tensors

@@ -1961,4 +1961,37 @@ BUGS: tuple[Bug, ...] = (
         "pass",
         f"{TRAIN}/optim/test_frozen_variance.py",
     ),
+    # What a job would cost.
+    Bug(
+        "air-paid-for-once",
+        "meshwire.planning.playback",
+        "_Round._send_next",
+        "crossings * size",
+        "size",
+        f"{WIRE}/planning/test_playback.py -k pays_twice",
+    ),
+    Bug(
+        "sums-sent-before-they-are-complete",
+        "meshwire.planning.playback",
+        "_Part.__init__",
+        "self.needs.append(len(earlier))",
+        "self.needs.append(min(1, len(earlier)))",
+        f"{WIRE}/planning/test_playback.py -k before_the_last_part",
+    ),
+    Bug(
+        "bound-hides-more-than-a-link-can-take",
+        "meshwire.planning.price",
+        "Pricing.price",
+        "step_s = max(compute_s, cycle_s, *(_busiest_s(one) for one in played))",
+        "step_s = max(compute_s, cycle_s)",
+        f"{WIRE}/planning/test_price.py -k a_bound_hides",
+    ),
+    Bug(
+        "first-backward-pass-counts",
+        "meshtrain.train.traced_run",
+        "StepClock._gradient_hook",
+        "if task != self._task:",
+        "if self._task is None:",
+        f"{TRAIN}/model/test_traced_run.py -k several_passes",
+    ),
 )

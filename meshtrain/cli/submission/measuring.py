@@ -1,4 +1,5 @@
-"""Runs a script as far as `mt.prepare`, to learn how large its model is (M1). Torch is imported by the script alone."""
+"""Runs a script as far as `mt.prepare`, to learn how large its model is (M1), or for a few steps more, to learn how
+long they take. Torch is imported by the script alone."""
 
 import os
 import signal
@@ -8,28 +9,32 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from meshtrain.cli.ui.errors import CliError
 from meshtrain.cli.ui.progress import Stages
-from meshwire.codecs.registry import CodecSpec
+from meshwire.codecs.registry import FP32, CodecSpec
 from meshwire.memory_layout.footprint import Measurement
 from meshwire.memory_layout.shared_slots import (
     MEASURE_CODEC_VARIABLE,
+    MEASURE_STEPS_VARIABLE,
     MEASURE_SYNC_VARIABLE,
     MEASURE_VARIABLE,
     SCRIPT_DATA_VARIABLE,
 )
+from meshwire.planning.step_trace import WARM_UP_STEPS, TracedScript
 from meshwire.sync_modes.mode import SyncSettings
 
 MEASURE_TIMEOUT_S = 120.0  # importing torch takes seconds on a cold disk, and a large model as long again to fill
 POLL_S = 0.5
+TRACED_STEPS = 20  # behind those that warm up; fewer if they take long
+TRACED_STEPS_MIN = WARM_UP_STEPS + 1
 OUTPUT_TAIL_BYTES = 4096
 OUTPUT_TAIL_LINES = 10
 
 
 class NotMeasured(Exception):
-    """The script ended before it came to `mt.prepare`; says how."""
+    """The script ended before it came to `mt.prepare`, or took the steps that were to be timed; says how."""
 
 
 def measure(
@@ -48,19 +53,72 @@ def measure(
         NotMeasured: with the end of its output.
         CliError: when it takes too long.
     """
+    asked = {MEASURE_SYNC_VARIABLE: sync.text(), MEASURE_CODEC_VARIABLE: str(codec)}
+    written = _run(
+        root,
+        [script, *args],
+        {**env, **asked},
+        data,
+        _Awaited(
+            f"running {script} as far as mt.prepare, to see how large its model is",
+            "before it called mt.prepare",
+            f"{script} has not come to mt.prepare in {MEASURE_TIMEOUT_S:.0f} s",
+            "a script that does what takes long after mt.prepare; or submit it without --dry-run",
+        ),
+        stages,
+    )
+    return Measurement.model_validate_json(written)
+
+
+def trace(
+    root: Path, script: str, args: Sequence[str], env: Mapping[str, str], data: Path | None, stages: Stages
+) -> TracedScript:
+    """How `script` steps, run in `root` alone for at most TRACED_STEPS steps behind `mt.prepare`.
+
+    Raises as `measure`.
+    """
+    asked = {
+        MEASURE_SYNC_VARIABLE: SyncSettings().text(),
+        MEASURE_CODEC_VARIABLE: str(FP32),
+        MEASURE_STEPS_VARIABLE: str(TRACED_STEPS),
+    }
+    written = _run(
+        root,
+        [script, *args],
+        {**env, **asked},
+        data,
+        _Awaited(
+            f"running {script} for a few steps, to see how long they take",
+            f"before it had taken {TRACED_STEPS_MIN} steps behind mt.prepare",
+            f"{script} has not taken {TRACED_STEPS_MIN} steps in {MEASURE_TIMEOUT_S:.0f} s",
+            "smaller batches, or less work before the first step",
+        ),
+        stages,
+    )
+    return TracedScript.model_validate_json(written)
+
+
+class _Awaited(NamedTuple):
+    """What a script is run for, in words: while it runs, behind "it ended", and when it takes too long."""
+
+    doing: str
+    too_early: str
+    too_late: str
+    hint: str
+
+
+def _run(
+    root: Path, argv: list[str], env: Mapping[str, str], data: Path | None, awaited: _Awaited, stages: Stages
+) -> bytes:
+    """What the script's process writes into the file that it is told of. Raises NotMeasured, CliError."""
     with tempfile.TemporaryDirectory(prefix="meshtrain-") as folder:
-        file = Path(folder) / "size.json"
-        asked = {
-            MEASURE_VARIABLE: str(file),
-            MEASURE_SYNC_VARIABLE: sync.text(),
-            MEASURE_CODEC_VARIABLE: str(codec),
-        }
-        variables = {**os.environ, **env, **asked}
+        file = Path(folder) / "measured.json"
+        variables = {**os.environ, **env, MEASURE_VARIABLE: str(file)}
         if data is not None:
             variables[SCRIPT_DATA_VARIABLE] = str(data.resolve())
         with (Path(folder) / "output").open("w+b") as output:
             process = subprocess.Popen(
-                [sys.executable, script, *args],
+                [sys.executable, *argv],
                 cwd=root,
                 env=variables,
                 stdin=subprocess.DEVNULL,
@@ -69,27 +127,27 @@ def measure(
                 start_new_session=True,  # so that what it starts ends with it
             )
             try:
-                code = _wait(process, script, stages)
+                code = _wait(process, file, awaited, stages)
             finally:
                 _end(process)
             if not file.exists():
                 how = f"ended with exit code {code}" if code else "ended"
-                raise NotMeasured(f"{script} {how} before it called mt.prepare{_tail(output)}")
-        return Measurement.model_validate_json(file.read_bytes())
+                raise NotMeasured(f"{argv[0]} {how} {awaited.too_early}{_tail(output)}")
+        return file.read_bytes()
 
 
-def _wait(process: "subprocess.Popen[bytes]", script: str, stages: Stages) -> int:
+def _wait(process: "subprocess.Popen[bytes]", file: Path, awaited: _Awaited, stages: Stages) -> int:
+    """Until it has ended, or is about to: what was written is all that is wanted of it."""
     deadline_s = time.monotonic() + MEASURE_TIMEOUT_S
     while True:
-        stages.show(f"running {script} as far as mt.prepare, to see how large its model is")
+        stages.show(awaited.doing)
         try:
             return process.wait(POLL_S)
         except subprocess.TimeoutExpired:
+            if file.exists():
+                return 0
             if time.monotonic() > deadline_s:
-                raise CliError(
-                    f"{script} has not come to mt.prepare in {MEASURE_TIMEOUT_S:.0f} s",
-                    "a script that does what takes long after mt.prepare; or submit it without --dry-run",
-                ) from None
+                raise CliError(awaited.too_late, awaited.hint) from None
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

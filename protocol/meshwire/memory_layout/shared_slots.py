@@ -24,6 +24,7 @@ SCRIPT_DATA_VARIABLE = "MESHTRAIN_DATA"  # what mt.data_dir() returns
 MEASURE_VARIABLE = "MESHTRAIN_MEASURE"  # a file: mt.prepare writes the model's size there and ends the script
 MEASURE_SYNC_VARIABLE = "MESHTRAIN_MEASURE_SYNC"  # the job's --sync,
 MEASURE_CODEC_VARIABLE = "MESHTRAIN_MEASURE_CODEC"  # and its codec: what they do not allow is refused there too
+MEASURE_STEPS_VARIABLE = "MESHTRAIN_MEASURE_STEPS"  # so many steps are timed too, before the script is ended
 
 DATA_DIR_VARIABLE = "MESHTRAIN_DATA_DIR"  # the daemon's data folder, for every command
 

@@ -1,0 +1,125 @@
+"""`whatif`: is the network the bottleneck for this model?"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshtrain.cli.planning.codec_prices import codec_prices
+from meshtrain.cli.planning.other_programs import OtherPrograms
+from meshtrain.cli.planning.verdict import COLUMNS, document, introduction, rows, verdict
+from meshtrain.cli.submission.measuring import NotMeasured, trace
+from meshtrain.cli.submission.shipping import DATA_FOLDER, relative_script
+from meshtrain.cli.ui.errors import BadCommandLine, CliError, reported
+from meshtrain.cli.ui.options import DataDir, Json
+from meshtrain.cli.ui.progress import Stages
+from meshtrain.cli.ui.terminal import print_json, print_table, say
+from meshwire import limits
+from meshwire.planning.network import Network, cables, cell
+from meshwire.planning.price import Pricing
+from meshwire.planning.quality import EVIDENCE, Quality
+from meshwire.planning.what_if import Cell, WhatIf
+
+CELL_RTT_MS = 5.0
+WIRED_RTT_MS = 0.5
+MBIT_MIN, MBIT_MAX = 0.1, 1e6
+RTT_MS_MAX = 10_000.0
+
+
+@reported
+def whatif(
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="The training script, in the working directory.")],
+    args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="The script's own, behind --.")] = None,
+    mbit: Annotated[
+        str,
+        typer.Option(
+            "--mbit",
+            metavar="LIST",
+            help="Rates: what one laptop alone gets through to the access point, in Mbit/s; all laptops share it.",
+        ),
+    ] = "10,100,1000",
+    peers: Annotated[
+        str, typer.Option("--peers", metavar="LIST", help="How many laptops, all like this one.")
+    ] = "2,4,8",
+    rtt_ms: Annotated[
+        float | None,
+        typer.Option(
+            "--rtt-ms",
+            metavar="F",
+            help=f"Round trip between two laptops: {CELL_RTT_MS:g}, with --wired {WIRED_RTT_MS:g}.",
+        ),
+    ] = None,
+    wired: Annotated[
+        bool, typer.Option("--wired", help="On cables: each laptop sends and receives at the rate, whatever others do.")
+    ] = False,
+    quality: Annotated[
+        Quality,
+        typer.Option(
+            "--quality",
+            help="exact: the exact mean in every step. safe: no loss beyond the noise of seeds in our measurements. "
+            "fast: all that was measured, but what was far behind.",
+        ),
+    ] = Quality.SAFE,
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="DIR", help="What mt.data_dir() is; ./data if there is one.")
+    ] = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Predict how fast SCRIPT would train on several laptops like this one, by network.
+
+    Runs it here, alone, for a few steps (about ten seconds), ends it, and plays a step over networks of the rates
+    given, with every codec and mode whose loss we have measured, over every topology. Shows for each the best settings
+    of the wished quality, their samples a second, also in those of one laptop, what a step waits for, and what submit
+    does without flags. Where it says train alone, the figures are those of the best that they could do together. No
+    daemon needs to run.
+    """
+    rates = [rate * 1e6 / 8 for rate in _numbers("--mbit", mbit, MBIT_MIN, MBIT_MAX)]
+    counts = [int(count) for count in _numbers("--peers", peers, 2, limits.MEMBERS_MAX, whole=True)]
+    if rtt_ms is not None and not 0 <= rtt_ms <= RTT_MS_MAX:
+        raise BadCommandLine(f"--rtt-ms {rtt_ms:g}: use a number from 0 to {RTT_MS_MAX:g}")
+    rtt_s = (rtt_ms if rtt_ms is not None else WIRED_RTT_MS if wired else CELL_RTT_MS) / 1000
+    root = Path.cwd()
+    relative = relative_script(root, script)
+    if data is None and (root / DATA_FOLDER).is_dir():
+        data = Path(DATA_FOLDER)
+
+    def network(count: int, bytes_s: float) -> Network:
+        return cables(count, bytes_s, rtt_s) if wired else cell(count, bytes_s, rtt_s)
+
+    others = OtherPrograms()
+    with Stages() as stages:
+        try:
+            traced = trace(root, relative, args or (), {}, data, stages)
+        except NotMeasured as problem:
+            raise CliError(str(problem), f"python {relative}, which should run by itself") from None
+        busy = others.note()
+        prices = codec_prices([tried.codec for tried in EVIDENCE], data_dir, stages)
+        pricing = Pricing(traced.measurement.manifest, prices)
+        analysis = WhatIf(pricing, traced.step, network, quality)
+        cells: list[Cell] = []
+        for found in analysis.cells(rates, counts):
+            cells.append(found)
+            stages.show("playing rounds over these networks")
+        told = verdict(analysis, cells)
+    if json:
+        print_json(document(analysis, traced.step, cells, told))
+        return
+    say(introduction(traced.step, pricing))
+    if busy is not None:
+        say(busy)
+    print_table(COLUMNS, rows(cells), "BEST")
+    say(told)
+    say("Predicted, not measured: WiFi that others use, and laptops that are not like this one, are slower.")
+
+
+def _numbers(option: str, typed: str, low: float, high: float, *, whole: bool = False) -> list[float]:
+    """A list with commas. Raises BadCommandLine."""
+    try:
+        numbers = [float(int(each)) if whole else float(each) for each in typed.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or not all(low <= number <= high for number in numbers):
+        kind = "whole numbers" if whole else "numbers"
+        raise BadCommandLine(f"{option} {typed}: use {kind} from {low:g} to {high:g} with commas between, as in 10,100")
+    return numbers

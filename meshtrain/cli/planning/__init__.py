@@ -1,0 +1,1 @@
+"""What `whatif` measures here, and how it tells what follows."""

@@ -1,0 +1,147 @@
+"""What each codec costs on this processor: measured once, by `meshtrain bench codecs`, and kept in the data folder."""
+
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, ValidationError
+
+from meshtrain.cli.ui.errors import CliError
+from meshtrain.cli.ui.progress import Stages
+from meshtrain.datadir import data_folder
+from meshwire import limits
+from meshwire.codecs.registry import CodecSpec, parse_codec
+from meshwire.message_base import Wire
+from meshwire.planning.price import CodecPrice
+
+MODULE = "meshtraind.bench"  # a process of its own: the command imports nothing of the daemon
+FILE = "codec_prices.json"
+SEGMENTS = 4  # full ones
+VALUES = SEGMENTS * limits.SEGMENT_VALUES_MAX
+SHORT_VALUES = 1024  # of a short one: what it takes is mostly not for its values
+RUNS = 5
+TIMEOUT_S = 120.0
+CPUINFO = Path("/proc/cpuinfo")
+
+PositiveSeconds = Annotated[float, Field(ge=0, le=1)]
+
+
+class _KeptPrice(Wire):
+    encode_s: PositiveSeconds
+    add_s: PositiveSeconds
+    encode_segment_s: PositiveSeconds
+    add_segment_s: PositiveSeconds
+    filled: Annotated[float, Field(gt=0, le=1)]
+
+
+class _KeptPrices(Wire):
+    """The file. What was measured elsewhere, or by another version, counts for nothing."""
+
+    processor: str
+    software: str
+    prices: dict[str, _KeptPrice]
+
+
+def codec_prices(codecs: Sequence[str], data_dir: Path | None, stages: Stages) -> dict[str, CodecPrice]:
+    """By the codec's text. Measures those that are not known yet. Raises CliError when that fails."""
+    file = data_folder(data_dir) / FILE
+    kept = _read(file)
+    missing = [codec for codec in dict.fromkeys(codecs) if codec not in kept.prices]
+    if missing:
+        stages.show(f"measuring what {len(missing)} codecs cost on this processor; it is kept")
+        kept = kept.model_copy(update={"prices": {**kept.prices, **_measured(missing)}})
+        _write(file, kept)
+    return {
+        codec: CodecPrice(price.encode_s, price.add_s, price.filled, price.encode_segment_s, price.add_segment_s)
+        for codec, price in kept.prices.items()
+        if codec in codecs
+    }
+
+
+def _measured(codecs: Sequence[str]) -> dict[str, _KeptPrice]:
+    chosen = [argument for codec in codecs for argument in ("--codec", codec)]
+    sizes = ["--values", f"{SHORT_VALUES},{VALUES}", "--runs", str(RUNS), "--json"]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", MODULE, "codecs", *sizes, *chosen],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise CliError(
+            f"timing {len(codecs)} codecs took more than {TIMEOUT_S:.0f} s", "meshtrain bench codecs, to see which"
+        ) from None
+    if done.returncode:
+        told = done.stderr.strip().splitlines()
+        raise CliError(f"timing the codecs failed: {told[-1] if told else 'no word'}", "meshtrain bench codecs")
+    found = {(row["codec"], row["values"]): row for row in json.loads(done.stdout)["codecs"]}
+    return {codec: _price(parse_codec(codec), found[codec, SHORT_VALUES], found[codec, VALUES]) for codec in codecs}
+
+
+def _price(spec: CodecSpec, short: dict[str, float], full: dict[str, float]) -> _KeptPrice:
+    """From a short segment and some full ones: a + b * values. Codecs of whole matrices have no segments."""
+
+    def split(name: str) -> tuple[float, float]:
+        if spec.family.transforms:
+            return 0.0, full[name] / VALUES
+        of_value = max(0.0, full[name] / SEGMENTS - short[name]) / (limits.SEGMENT_VALUES_MAX - SHORT_VALUES)
+        return max(0.0, short[name] - of_value * SHORT_VALUES), of_value
+
+    encode_segment_s, encode_s = split("encode_s")
+    add_segment_s, add_s = split("add_s")
+    return _KeptPrice(
+        encode_s=encode_s,
+        add_s=add_s,
+        encode_segment_s=encode_segment_s,
+        add_segment_s=add_segment_s,
+        filled=_filled(spec, int(full["encoded_bytes"])),
+    )
+
+
+def _filled(spec: CodecSpec, encoded_bytes: int) -> float:
+    """Of the largest size that segments can have, what values with heavy tails take."""
+    if spec.fixed or spec.family.transforms:
+        return 1.0
+    return min(1.0, encoded_bytes / (SEGMENTS * spec.segment_bytes_max(limits.SEGMENT_VALUES_MAX)))
+
+
+def _read(file: Path) -> _KeptPrices:
+    processor, software = _processor(), _software()
+    with suppress(OSError, ValidationError):  # there is none yet, or one that is broken: it is made anew
+        kept = _KeptPrices.model_validate_json(file.read_bytes())
+        if (kept.processor, kept.software) == (processor, software):
+            return kept
+    return _KeptPrices(processor=processor, software=software, prices={})
+
+
+def _write(file: Path, kept: _KeptPrices) -> None:
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    part = file.with_suffix(".part")
+    part.write_text(kept.model_dump_json(indent=1), encoding="utf-8")
+    part.replace(file)
+
+
+def _processor() -> str:
+    """Its model, where the system tells it."""
+    with suppress(OSError):  # not Linux
+        for line in CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return f"{platform.machine()} {platform.processor()}".strip()
+
+
+def _software() -> str:
+    """Versions that arithmetic depends on."""
+    found = [f"python {platform.python_version()}"]
+    for name in ("meshtraind", "numpy"):
+        with suppress(PackageNotFoundError):  # from a source tree that is not installed
+            found.append(f"{name} {version(name)}")
+    return ", ".join(found)

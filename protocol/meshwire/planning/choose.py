@@ -1,0 +1,77 @@
+"""Which settings a job can have, what each would cost, and which of them to take."""
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+from meshwire.codecs.registry import parse_codec
+from meshwire.collectives.strategy import collective_for, topologies_for
+from meshwire.model.manifest import ModelManifest
+from meshwire.model.schedule import refusal
+from meshwire.planning.network import Network
+from meshwire.planning.price import JobSettings, Price, Pricing
+from meshwire.planning.quality import EVIDENCE, Quality, Tried, recommendable
+from meshwire.planning.step_trace import StepTrace
+from meshwire.sync_modes.codec_for_mode import codec_of, suits
+from meshwire.sync_modes.mode import sync_settings
+
+LEVEL_PART = 0.03  # who is slower by less than this is as fast: the model is not more exact
+DEFAULT = ("fp32", "bsp")
+EVERY = tuple(
+    Tried(codec, sync) for codec, sync in product(*(dict.fromkeys(each) for each in zip(*EVIDENCE, strict=True)))
+)
+"""Each codec that was measured under each mode that was, measured together or not."""
+
+
+def job_settings(codec: str | None, sync: str, topology: str | None = None) -> JobSettings:
+    """As `submit` would take them. Raises ValueError, which says what is legal."""
+    mode = sync_settings(sync)
+    return JobSettings(collective_for(codec_of(mode, codec), topology), mode)
+
+
+def legal_settings(manifest: ModelManifest, tried: Sequence[Tried] = tuple(EVIDENCE)) -> Iterator[JobSettings]:
+    """What `submit` takes for this model of `tried` (`EVERY`: all that fits together), over each of its topologies but
+    those that somebody has to say more of, as who belongs to which group.
+
+    Those that replace the script's optimizer (`--sync demo`, `--codec dgc`) are left out: it is not known whether they
+    suit it.
+    """
+    for codec_text, sync_text in tried:
+        codec, sync = parse_codec(codec_text), sync_settings(sync_text)
+        if not suits(sync, codec) or codec.momentum or sync.signs:
+            continue
+        if manifest.travel is not None and refusal(sync, codec) is not None:
+            continue
+        for topology in topologies_for(codec.family, codec.reduction):
+            if not topology.named_min:
+                yield JobSettings(collective_for(codec, topology.name), sync)
+
+
+def priced(
+    pricing: Pricing, settings: Sequence[JobSettings], steps: Sequence[StepTrace], network: Network
+) -> list[Price]:
+    """The fastest first. Of a codec whose price is not known none."""
+    prices = [pricing.price(each, steps, network) for each in settings if pricing.knows(each.codec)]
+    return sorted(prices, key=lambda price: -price.samples_s)
+
+
+def chosen(prices: Sequence[Price], quality: Quality) -> Price:
+    """The fastest of those that are wished for; of several that are as fast, to within what the model can tell, the one
+    that gives up least, over the codec's usual topology. Raises ValueError when there is none."""
+    wished = [price for price in prices if quality.allows(price.settings.quality) and _known(price.settings)]
+    if not wished:
+        raise ValueError(f"none of {len(prices)} settings is {quality}")
+    most = max(price.samples_s for price in wished)
+    level = [price for price in wished if price.samples_s >= (1 - LEVEL_PART) * most]
+    return min(level, key=_given_up)
+
+
+def _known(settings: JobSettings) -> bool:
+    return recommendable(str(settings.codec), settings.sync.text())
+
+
+def _given_up(price: Price) -> tuple[int, float, float, bool, float]:
+    settings = price.settings
+    evidence = EVIDENCE[Tried(str(settings.codec), settings.sync.text())]
+    exact = str(settings.codec) == DEFAULT[0]
+    other = settings.collective != collective_for(settings.codec)
+    return list(Quality).index(evidence.quality), evidence.behind_nats, not exact, other, -price.samples_s

@@ -1,0 +1,86 @@
+"""What is known of a network between peers, as far as it decides how long an exchange takes.
+
+Rates are goodput: what arrives of payloads, in bytes a second, with the headers of TCP and TLS taken off.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+CELL_CROSSINGS = 2  # of the air, of what goes from one station to another: up to the access point, and down again
+
+# What a daemon's processor needs at each end, with TLS, beside the codec. 1.8 s for 10^9 bytes sent and received with
+# two peers, sums of fp32 included (tests/bench/results/allreduce.md); of them 40 us for each frame.
+BYTE_S = 0.9e-9
+MESSAGE_S = 40e-6
+# Of each round, whatever is in it: messages of learner and daemon, binds, seals, timers. A tiny model makes 229 rounds
+# a second with two peers on loopback, and 470 with DDP.
+ROUND_S = 2.5e-3
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLink:
+    """One peer's way to all others.
+
+    Attributes:
+        up_bytes_s, down_bytes_s: what it sends, and what it receives, both at once.
+        rtt_s: round trip to a peer like itself; between two that differ it is the mean of both.
+        wired: on a cable: what it sends and receives does not cross the air on its side.
+    """
+
+    up_bytes_s: float
+    down_bytes_s: float
+    rtt_s: float
+    wired: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """All peers' links, and what they share.
+
+    Attributes:
+        links: by position in the ring.
+        air_bytes_s: what crosses the air of the one WiFi cell that all share, up and down together; None: they share
+            none. From station to station a byte crosses it twice, between a station and a wired peer once.
+        byte_s, message_s: of a daemon's processor at each end, for a byte and for a frame.
+        round_s: of each round, whatever is in it.
+    """
+
+    links: tuple[PeerLink, ...]
+    air_bytes_s: float | None = None
+    byte_s: float = BYTE_S
+    message_s: float = MESSAGE_S
+    round_s: float = ROUND_S
+
+    def without_rates(self) -> "Network":
+        """The same with links that take any number of bytes at once; the air stays as it is."""
+        links = tuple(replace(link, up_bytes_s=math.inf, down_bytes_s=math.inf) for link in self.links)
+        return replace(self, links=links)
+
+    def without_latency(self) -> "Network":
+        """The same where nothing takes time that is not a byte's."""
+        return replace(self, links=tuple(replace(link, rtt_s=0.0) for link in self.links), round_s=0.0)
+
+    def crossings(self, sender: int, receiver: int) -> int:
+        """How often what goes from one to the other crosses the shared air."""
+        if self.air_bytes_s is None:
+            return 0
+        return CELL_CROSSINGS - self.links[sender].wired - self.links[receiver].wired
+
+    def latency_s(self, sender: int, receiver: int) -> float:
+        """One way."""
+        return (self.links[sender].rtt_s + self.links[receiver].rtt_s) / 4
+
+
+def cables(peers: int, bytes_s: float, rtt_s: float) -> Network:
+    """Equal peers on a switch: each sends and receives `bytes_s` at once, and nobody is in another's way."""
+    return Network((PeerLink(bytes_s, bytes_s, rtt_s, wired=True),) * peers)
+
+
+def cell(peers: int, bytes_s: float, rtt_s: float, wired: int = 0) -> Network:
+    """Equal stations in one WiFi cell, in which `bytes_s` cross the air: what one alone gets to the access point.
+
+    Args:
+        wired: so many of them, the first ones, are on a cable to the access point, which is as fast.
+    """
+    links = tuple(PeerLink(bytes_s, bytes_s, rtt_s, wired=at < wired) for at in range(peers))
+    return Network(links, air_bytes_s=bytes_s)

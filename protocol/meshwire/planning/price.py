@@ -1,0 +1,366 @@
+"""The price of a training step: how long it takes with a codec over a topology, in a mode, on a network.
+
+Steady rounds alone are priced: not a job's start, the warm-up of codecs, evaluations, checkpoints, or a laptop that is
+late by chance.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import accumulate, pairwise
+from statistics import fmean
+
+from meshwire.codecs.registry import CodecSpec
+from meshwire.codecs.spec import Reduction
+from meshwire.collectives.strategy import Collective
+from meshwire.collectives.topology import bucket_shards
+from meshwire.frames.header import HEADER_BYTES
+from meshwire.layout.by_round import RoundLayouts
+from meshwire.layout.encoded import EncodedLayout
+from meshwire.model.manifest import ModelManifest
+from meshwire.model.plan import Plan, plan_buckets
+from meshwire.planning.network import Network
+from meshwire.planning.playback import BucketLoad, Playback, Played
+from meshwire.planning.quality import Quality, quality_of
+from meshwire.planning.step_trace import StepTrace
+from meshwire.sync_modes.mode import SyncSettings
+
+STEADY_ROUND = 9_999_990  # after every warm-up and ramp
+STEADY_ROUNDS = 2  # which may be laid out in turns
+LOADS_MAX = 24  # more buckets than this are played as runs of them: those at the end, which count, one by one
+LOADS_MIN = 6
+LAST_LOADS = 4
+TRANSFERS_MAX = 12_000  # of one round that is played
+EXPOSED_PART = 0.1  # of a step: below it the network is no matter
+
+
+class Binds(StrEnum):
+    """What a step mostly waits for."""
+
+    COMPUTE = "compute"
+    LINK = "link"
+    AIR = "air"
+    PROCESSOR = "codec"  # and encryption: what the daemon's processor does
+    LATENCY = "latency"
+
+
+@dataclass(frozen=True, slots=True)
+class CodecPrice:
+    """What a codec takes of one core of this processor, and of the bytes that it may take.
+
+    Attributes:
+        encode_s, add_s: for each value: encoding it, with error feedback, and decoding it and adding it to another.
+        encode_segment_s, add_segment_s: for each segment, however short it is: small models have them of 1024 values.
+        filled: of the largest size of a segment, the part that gradients take; 1 where sizes are fixed.
+    """
+
+    encode_s: float
+    add_s: float
+    filled: float = 1.0
+    encode_segment_s: float = 0.0
+    add_segment_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobSettings:
+    """What is chosen about how gradients travel."""
+
+    collective: Collective
+    sync: SyncSettings
+
+    @property
+    def codec(self) -> CodecSpec:
+        """In which they travel."""
+        return self.collective.codec
+
+    @property
+    def quality(self) -> Quality:
+        """As far as it was measured. Over which topology they go makes no difference but in rounding."""
+        return quality_of(str(self.codec), self.sync.text())
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What a step costs with some settings, in the mean over a period if there is one.
+
+    Attributes:
+        members: that train.
+        step_s: from one step's beginning to the next one's.
+        compute_s: of it, what the slowest member computes.
+        samples_s: of all members together.
+        alone_samples_s: of the fastest one without a job.
+        sent_bytes, received_bytes: by member.
+        link_part, processor_part: of the time, how much the busiest link, or the air, and how much the least busy
+            member's training is at work.
+    """
+
+    settings: JobSettings
+    members: int
+    step_s: float
+    compute_s: float
+    samples_s: float
+    alone_samples_s: float
+    sent_bytes: tuple[float, ...]
+    received_bytes: tuple[float, ...]
+    link_part: float
+    processor_part: float
+
+    @property
+    def against_one(self) -> float:
+        """Samples a second, in those of the fastest member alone."""
+        return self.samples_s / self.alone_samples_s
+
+
+class Pricing:
+    """Prices steps of one model. What was laid out once is kept.
+
+    Args:
+        codec_prices: by the codec's text.
+    """
+
+    def __init__(self, manifest: ModelManifest, codec_prices: Mapping[str, CodecPrice]) -> None:
+        self.manifest = manifest
+        self._codec_prices = codec_prices
+        self._laid_out: dict[str, tuple[Plan, tuple[EncodedLayout, ...]]] = {}
+        self._playbacks: dict[tuple[str, Reduction, int], Playback] = {}
+        self._loads: dict[tuple[str, str, int], list[_Loads]] = {}
+
+    def knows(self, codec: CodecSpec) -> bool:
+        """Whether the codec's price is known."""
+        return str(codec) in self._codec_prices
+
+    def round_bytes(self, codec: CodecSpec) -> float:
+        """Of an encoded vector."""
+        return fmean(layout.total_bytes for layout in self._layouts(codec)[1])
+
+    def price(self, settings: JobSettings, steps: Sequence[StepTrace], network: Network) -> Price:
+        """Of a step.
+
+        Args:
+            steps: by position in the ring: how each member computes.
+        """
+        assert len(steps) == len(network.links)
+        sync = settings.sync
+        period = max(1, sync.period)
+        rounds = [self._round(settings, each, steps, network) for each in self._all_loads(settings, len(steps))]
+        played = [one for one, _ in rounds]
+        round_s = fmean(each for _, each in rounds) + network.round_s
+        compute_s = max(step.alone_s + (0 if sync.period else step.copy_s) for step in steps)
+        after_s = max(step.after_s for step in steps)
+        if sync.period:
+            step_s = compute_s + (max(step.copy_s for step in steps) + round_s) / period
+        elif sync.staleness:
+            # The own gradient is taken ahead by a copy of the optimizer, so that this runs twice; a round that began
+            # with step k must be there before step k + s + 1; and nothing can be busy for longer than a step.
+            compute_s += after_s + max(
+                one.processor_s[at] / steps[at].threads for one in played for at in range(len(steps))
+            )
+            cycle_s = (round_s + 2 * after_s) / (sync.staleness + 1)
+            step_s = max(compute_s, cycle_s, *(_busiest_s(one) for one in played))
+        else:
+            step_s = round_s + after_s
+        sent = _means([one.sent_bytes for one in played], period)
+        received = _means([one.received_bytes for one in played], period)
+        busy_s = fmean(max(one.busiest_link_s, one.air_s) for one in played) / period
+        alone_s = min(step.alone_s for step in steps)
+        return Price(
+            settings=settings,
+            members=len(steps),
+            step_s=step_s,
+            compute_s=compute_s,
+            samples_s=sum(step.samples for step in steps) / step_s,
+            alone_samples_s=max(step.samples_s for step in steps),
+            sent_bytes=sent,
+            received_bytes=received,
+            link_part=min(1.0, busy_s / step_s),
+            processor_part=min(1.0, alone_s / step_s),
+        )
+
+    def waits_for(self, settings: JobSettings, steps: Sequence[StepTrace], network: Network) -> Binds:
+        """What a step mostly waits for: without which it would be shortest."""
+        price = self.price(settings, steps, network)
+        if price.step_s - price.compute_s <= EXPOSED_PART * price.step_s:
+            return Binds.COMPUTE
+        without = {
+            Binds.LINK: self.price(settings, steps, network.without_rates()),
+            Binds.AIR: self.price(settings, steps, replace(network, air_bytes_s=None)),
+            Binds.LATENCY: self.price(settings, steps, network.without_latency()),
+            Binds.PROCESSOR: Pricing(self.manifest, dict.fromkeys(self._codec_prices, CodecPrice(0.0, 0.0))).price(
+                settings, steps, replace(network, byte_s=0.0, message_s=0.0)
+            ),
+        }
+        return min(without, key=lambda each: without[each].step_s)
+
+    def _round(
+        self, settings: JobSettings, loads: "_Loads", steps: Sequence[StepTrace], network: Network
+    ) -> tuple[Played, float]:
+        """A round as it is played, and when the last member has it: in seconds from the step's beginning, or with a
+        period from the round's."""
+        period = settings.sync.period
+        ready = [[0.0] * len(loads.loads) if period else loads.ready_s(step) for step in steps]
+        played = self._playback(settings.collective, len(steps)).play(loads.loads, ready, network)
+        if period:
+            return played, max(played.finished_s)
+        ends = [
+            max(finished_s, _computed_s(step, finished_s, processor_s))
+            for step, finished_s, processor_s in zip(steps, played.finished_s, played.processor_s, strict=True)
+        ]
+        return played, max(ends)
+
+    def _playback(self, collective: Collective, members: int) -> Playback:
+        key = str(collective.topology), collective.reduction, members
+        if key not in self._playbacks:
+            ranks = tuple(range(members))
+            self._playbacks[key] = Playback(collective.topology.programs(ranks), collective.reduction)
+        return self._playbacks[key]
+
+    def _layouts(self, codec: CodecSpec) -> tuple[Plan, tuple[EncodedLayout, ...]]:
+        text = str(codec)
+        if text not in self._laid_out:
+            plan = plan_buckets(self.manifest, codec=codec)
+            layouts = RoundLayouts(plan, codec)
+            rounds = range(STEADY_ROUND, STEADY_ROUND + STEADY_ROUNDS)
+            self._laid_out[text] = plan, tuple(dict.fromkeys(layouts.of(number) for number in rounds))
+        return self._laid_out[text]
+
+    def _all_loads(self, settings: JobSettings, members: int) -> list["_Loads"]:
+        collective = settings.collective
+        key = str(collective.codec), str(collective.topology), members
+        if key not in self._loads:
+            plan, layouts = self._layouts(collective.codec)
+            program = collective.topology.program(tuple(range(members)), 0)
+            sends = members * max(1, len(program.steps))
+            most = min(LOADS_MAX, max(LOADS_MIN, TRANSFERS_MAX // sends))
+            self._loads[key] = [
+                _Loads(plan, layout, collective, program.shard_count, most, self._codec_prices) for layout in layouts
+            ]
+        return self._loads[key]
+
+
+class _Loads:
+    """What the buckets of a model bring to a round.
+
+    Args:
+        plan: the model's.
+        layout: of the round.
+        shard_count: of each bucket.
+        most: about how many loads, where it has more buckets.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        layout: EncodedLayout,
+        collective: Collective,
+        shard_count: int,
+        most: int,
+        codec_prices: Mapping[str, CodecPrice],
+    ) -> None:
+        self._plan = plan
+        order = _sending_order(layout)
+        each = [_load(plan, layout, bucket, collective, shard_count, codec_prices) for bucket in order]
+        # Buckets that wait for each other are played one by one.
+        groups = _groups(len(each), len(each) if layout.precursors else most)
+        self.loads = tuple(_together([each[at] for at in group]) if group[1:] else each[group[0]] for group in groups)
+        self._last_buckets = [layout.followers.get(order[group[-1]], order[group[-1]]) for group in groups]
+
+    def ready_s(self, step: StepTrace) -> list[float]:
+        """When each is there, from the step's beginning."""
+        ready = list(accumulate((self._part_ready(bucket, step) for bucket in range(len(self._plan.buckets))), max))
+        during_s = step.backward_s + step.copy_s
+        return [step.before_s + ready[bucket] * during_s for bucket in self._last_buckets]
+
+    def _part_ready(self, bucket: int, step: StepTrace) -> float:
+        if bucket >= self._plan.parameter_buckets:
+            return 1.0  # float buffers leave with the seal
+        return max(step.ready[self._plan.spans[span].tensor] for span in self._plan.buckets[bucket].spans)
+
+
+def _sending_order(layout: EncodedLayout) -> list[int]:
+    """All buckets of a layout, precursors before all others, which some of them wait for."""
+    model = list(layout.model_buckets)
+    return [*range(len(model), len(layout.plan.buckets)), *model]
+
+
+def _load(
+    plan: Plan,
+    layout: EncodedLayout,
+    index: int,
+    collective: Collective,
+    shard_count: int,
+    codec_prices: Mapping[str, CodecPrice],
+) -> BucketLoad:
+    bucket, codec = layout.plan.buckets[index], layout.codecs[index]
+    price = _price_of(codec, codec_prices)
+    whole = codec_prices[str(collective.codec)]
+    values, segments, sizes, frames = [], [], [], []
+    for shard in bucket_shards(bucket.segment_count, shard_count, bucket.home):
+        first = shard.first_segment * bucket.segment_values
+        end = min(bucket.count, first + shard.segment_count * bucket.segment_values)
+        chunks = layout.chunks(index, shard) if shard.segment_count else []
+        _, length = layout.span(index, shard.first_segment, shard.segment_count)
+        values.append(max(0, end - first))
+        segments.append(shard.segment_count)
+        frames.append(len(chunks))
+        sizes.append(length * price.filled + HEADER_BYTES * len(chunks))
+    precursor = layout.precursors.get(index)
+    order = {each: at for at, each in enumerate(_sending_order(layout))}
+    model_values = plan.buckets[index].count if layout.projected and index in layout.model_buckets else 0
+    kept = collective.reduction is not Reduction.LINEAR
+    pieces = list(zip(values, segments, strict=True))
+    encode_s = tuple(price.encode_s * count + price.encode_segment_s * cut for count, cut in pieces)
+    add_s = tuple(price.add_s * count + price.add_segment_s * cut for count, cut in pieces)
+    return BucketLoad(
+        sizes_bytes=tuple(sizes),
+        frames=tuple(frames),
+        encode_s=encode_s,
+        add_s=add_s,
+        prepare_s=whole.encode_s * model_values + (sum(encode_s) if kept else 0.0),
+        finish_s=whole.add_s * model_values,
+        after=None if precursor is None else order[precursor],
+    )
+
+
+def _price_of(codec: CodecSpec, codec_prices: Mapping[str, CodecPrice]) -> CodecPrice:
+    """A bucket's own codec may be one that nobody was asked the price of: how what the job's is not for travels. That
+    is little, and as dear as fp32 here."""
+    return codec_prices.get(str(codec), codec_prices["fp32"])
+
+
+def _groups(count: int, most: int) -> list[list[int]]:
+    """Cuts buckets 0 to count into runs that are played as one: the last ones stay apart, for what they take is
+    exposed."""
+    if count <= most:
+        return [[at] for at in range(count)]
+    first = count - LAST_LOADS
+    runs = most - LAST_LOADS
+    borders = [first * run // runs for run in range(runs + 1)]
+    joined = [list(range(begin, end)) for begin, end in pairwise(borders)]
+    return [*joined, *([at] for at in range(first, count))]
+
+
+def _together(loads: Sequence[BucketLoad]) -> BucketLoad:
+    return BucketLoad(
+        sizes_bytes=tuple(map(sum, zip(*(load.sizes_bytes for load in loads), strict=True))),
+        frames=tuple(map(sum, zip(*(load.frames for load in loads), strict=True))),
+        encode_s=tuple(map(sum, zip(*(load.encode_s for load in loads), strict=True))),
+        add_s=tuple(map(sum, zip(*(load.add_s for load in loads), strict=True))),
+        prepare_s=sum(load.prepare_s for load in loads),
+        finish_s=sum(load.finish_s for load in loads),
+    )
+
+
+def _computed_s(step: StepTrace, played_s: float, processor_s: float) -> float:
+    """When a member has its gradients, from the step's beginning. Its daemon's work takes cores from a training that
+    uses all of them, as far as it is done by then; behind that the training only waits."""
+    computes_s = step.before_s + step.backward_s + step.copy_s
+    meanwhile = min(1.0, computes_s / played_s) if played_s else 0.0
+    return computes_s + processor_s * meanwhile / step.threads
+
+
+def _busiest_s(played: Played) -> float:
+    return max(played.busiest_link_s, played.air_s, *played.processor_s)
+
+
+def _means(rounds: Sequence[tuple[float, ...]], period: int) -> tuple[float, ...]:
+    return tuple(fmean(of_member) / period for of_member in zip(*rounds, strict=True))
