@@ -168,7 +168,7 @@ def split(shapes: Sequence[tuple[int, ...]], sparsity: float) -> dict[int, int]:
             f"--masks {number_text(sparsity)} would keep none of the {sizes[poorest]} values of a tensor of shape "
             f"{shapes[poorest]}: use a lower sparsity"
         )
-    return kept
+    return {index: count for index, count in kept.items() if count < sizes[index]}  # rounding may leave one whole
 
 
 def _cos_pi(part: float) -> float:

@@ -4,7 +4,7 @@ import math
 from typing import Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from meshwire.codecs.registry import parse_codec
@@ -49,6 +49,7 @@ def test_what_is_illegal_is_refused_with_what_is_legal(text: str) -> None:
 
 
 @given(SHAPES, st.floats(0, 0.9))
+@example([(10, 10, 11), (10, 14, 14), (10, 14, 14)], 0.0001)
 def test_exactly_the_sparsity_is_left_out_of_the_tensors_with_two_dimensions(
     shapes: list[tuple[int, ...]], sparsity: float
 ) -> None:
