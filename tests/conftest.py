@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import hypothesis
 import psutil
 import pytest
 import pytest_asyncio
@@ -27,6 +28,10 @@ ALLOCATIONS_BETWEEN_COLLECTIONS = 20_000
 
 # In its debug mode asyncio notes with every callback who asked for it: the caller, not ten frames of pytest.
 setattr(constants, "DEBUG_STACK_DEPTH", 1)  # noqa: B010 - a constant to mypy
+
+# A busy machine is slow, and no example is wrong for that.
+hypothesis.settings.register_profile("meshtrain", deadline=None)
+hypothesis.settings.load_profile("meshtrain")
 
 GRACE_S = 3.0
 POLL_S = 0.02

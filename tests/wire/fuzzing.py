@@ -96,7 +96,7 @@ class Decoder:
 def break_in_every_way(decoder: Decoder) -> None:
     """The property itself: what is valid is accepted, and of what is broken nothing gets through but a refusal."""
 
-    @settings(max_examples=decoder.examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=decoder.examples, suppress_health_check=[HealthCheck.too_slow])
     @given(decoder.valid, decoder.valid, st.integers(0, 2**32))
     def check(data: bytes, other: bytes, seed: int) -> None:
         assert decoder.survives(data)

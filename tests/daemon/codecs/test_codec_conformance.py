@@ -349,7 +349,7 @@ def take_or_refuse(text: str, payload: memoryview, count: int) -> None:
 
 
 @pytest.mark.parametrize("text", CODECS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.binary(max_size=200), st.integers(0, 90))
 def test_any_bytes_are_finite_values_or_refused(text: str, payload: bytes, count: int) -> None:
     take_or_refuse(text, memoryview(payload), count)
@@ -361,7 +361,7 @@ def sound_segment(text: str, count: int) -> bytes:
 
 
 @pytest.mark.parametrize("text", CODECS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.data())
 def test_damaged_segments_are_finite_values_or_refused(text: str, data: st.DataObject) -> None:
     """Bits flipped, a piece cut out, a piece twice, a tail cut off, another count."""

@@ -45,7 +45,7 @@ def at_random(ratio: float, count: int = FULL) -> Indices:
     return np.flatnonzero(np.random.default_rng(3).random(count) < ratio)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sets(st.integers(0, FULL - 1), max_size=80), st.sampled_from([1, 300, FULL]))
 def test_every_set_comes_back(places: set[int], scale: int) -> None:
     indices = np.array(sorted({place % scale for place in places}), np.intp)
@@ -151,7 +151,7 @@ def test_what_no_encoder_writes_is_refused(form: int, payload: bytes, kept: int,
         read_indices(form, memoryview(payload), kept, count)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from([1, *GAP_WIDTHS]), st.binary(max_size=60), st.integers(0, 90), st.integers(0, 480))
 def test_whatever_the_bytes_ascending_indices_or_a_refusal(form: int, payload: bytes, kept: int, count: int) -> None:
     try:

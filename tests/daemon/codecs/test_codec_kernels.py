@@ -139,7 +139,7 @@ def _peeled(where: list[list[int]], cells: list[int]) -> dict[int, int] | None:
     return found if len(found) == len(where) else None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=SEEDS, count=st.integers(0, 400), room=st.sampled_from([20, 100, 300, 400]), torn=st.booleans())
 def test_a_sketch_is_peeled_as_one_by_one(seed: int, count: int, room: int, torn: bool) -> None:
     """Which numbers are found, whether all are, and that cells which are no sum leave something."""
@@ -199,7 +199,7 @@ def _cosines(lines: Values) -> Values:
     return np.concatenate([even + odd, (even - odd)[::-1]])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=SEEDS,
     count=st.sampled_from([FULL, 4096, 5000, 64, 7, 1]),

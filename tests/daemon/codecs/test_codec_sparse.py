@@ -33,7 +33,7 @@ def kept(text: str, values: Values) -> int:
 # Top-k
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.integers(0, 9), max_size=60), st.integers(1, 60))
 def test_the_largest_are_those_of_a_stable_sort(values: list[int], wanted: int) -> None:
     """Of equal ones the first; never a zero."""
@@ -44,7 +44,7 @@ def test_the_largest_are_those_of_a_stable_sort(values: list[int], wanted: int) 
     assert (largest(magnitudes, wanted, MASK) == expected).all()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(1, 7), st.integers(1, 40), st.integers(1, 40), st.integers(0, 2**32 - 1))
 def test_of_each_row_the_largest(rows: int, length: int, wanted: int, seed: int) -> None:
     """As if each row were alone: ties, zeros and rows of nothing else as well."""
@@ -171,7 +171,7 @@ def test_a_fixed_threshold_sends_what_reaches_it() -> None:
     assert len(encoded("threshold:1e30+fp32", values)) == 5  # tau = inf sends nothing
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.sampled_from(["fp16", "fp32", "int8"]),
     st.lists(st.floats(-1.5, 1.5, width=32), min_size=1, max_size=12),
@@ -341,7 +341,7 @@ def test_four_bits_hold_where_neighbours_differ_by_far() -> None:
     assert round_trip("topk:1+int4", values) == pytest.approx(values, rel=1 / 13)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.sampled_from(sorted(FORMS)),
     st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=20),

@@ -205,7 +205,7 @@ DAMAGES = st.one_of(
 
 
 @pytest.mark.parametrize("codec", CODECS)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(damage=DAMAGES)
 def test_hostile_payloads_are_finite_means_void_rounds_or_refused(
     codec: str, damage: Callable[[memoryview], None]

@@ -186,7 +186,7 @@ def test_vectors_have_no_velocity_and_leave_nothing_out() -> None:
     assert (worker.sent[whole] == gradient[whole]).all()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.sampled_from(["void", "nan", "inf", "rests"]), st.booleans(), st.integers(0, 2**16))
 def test_a_round_that_does_not_count_leaves_velocity_and_residual_as_they_were(
     kind: str, nesterov: bool, seed: int
@@ -209,7 +209,7 @@ def test_a_round_that_does_not_count_leaves_velocity_and_residual_as_they_were(
     assert (worker.velocity.tobytes(), worker.residual.tobytes()) == before
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.sampled_from([PLAIN, NESTEROV]), st.integers(0, 2**16))
 def test_a_void_round_is_taken_out_of_a_velocity_that_later_ones_have_multiplied(momentum: Momentum, seed: int) -> None:
     """V1 with s>0, masking off: the velocity is that of the rounds that count."""
@@ -226,7 +226,7 @@ def test_a_void_round_is_taken_out_of_a_velocity_that_later_ones_have_multiplied
     assert (voided.velocity == counted.velocity)[counted.coded].all()
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.sampled_from([PLAIN, NESTEROV]), st.integers(0, 2**16))
 def test_a_void_round_leaves_no_velocity_where_a_later_one_has_sent(momentum: Momentum, seed: int) -> None:
     """V1 with s>0: what that one cleared holds nothing of the void round, so nothing of it is to be taken out."""

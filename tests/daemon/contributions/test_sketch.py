@@ -61,7 +61,7 @@ def recovered(payload: bytes, count: int = COUNT) -> tuple[Values, int, bool]:
 SUPPORTS = st.lists(st.tuples(st.integers(0, 2**32), st.integers(0, ROOM)), min_size=1, max_size=6)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(SUPPORTS, st.integers(0, 2**64 - 1), st.randoms(use_true_random=False))
 def test_sums_are_equal_bit_by_bit_in_any_order(
     supports: list[tuple[int, int]], seed: int, chance: random.Random
@@ -74,7 +74,7 @@ def test_sums_are_equal_bit_by_bit_in_any_order(
     assert added(parts) == added(shuffled) == added(nested)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(SUPPORTS, st.integers(0, 2**64 - 1))
 def test_a_sum_is_found_exactly_or_known_not_to_be(supports: list[tuple[int, int]], seed: int) -> None:
     """Lossless: what was sent and what stays are what came, and the sum is that of what was sent, to the last bit of
@@ -158,7 +158,7 @@ def test_a_chain_that_only_hostile_bytes_make_takes_no_long_time() -> None:
     assert peel(where, cells) is None
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 @given(members=st.sampled_from([1, 2, 5, MEMBERS_MAX]), overlap=st.floats(0, 1), seed=st.integers(0, 2**32))
 def test_whatever_the_supports_all_of_it_arrives(members: int, overlap: float, seed: int) -> None:
     """Retried with other cells, and fewer values while they do not fit: nobody starves, and nothing is lost (P1)."""

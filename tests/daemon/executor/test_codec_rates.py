@@ -64,7 +64,7 @@ def test_a_ramp_that_ends_at_all_is_dense_from_there_on() -> None:
             assert decoded(rising, out[:length], 5000).tobytes() == state.tobytes()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.sampled_from(SPARSE),
     st.integers(1, 5000),
@@ -127,7 +127,7 @@ async def spend(codec: str, budget: int, staleness: int, seed: int) -> None:
 
 
 @pytest.mark.usefixtures("small_chunks")
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 @given(
     codec=st.sampled_from(["topk:0.3", "sidco:0.3", "threshold:rms=0.5", "topk:1..0.1/3"]),
     budget=st.integers(9_000, 25_000),

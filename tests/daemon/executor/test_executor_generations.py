@@ -25,7 +25,7 @@ async def churn(members: int, codec: str, staleness: int, seed: int) -> None:
     await ChurnRing(members, codec, staleness, seed, offers_of(members + 1, 7, seed)).churn(150 * members)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     members=st.integers(2, 4),
     codec=st.sampled_from(["fp32", "fp16", "bf16"]),

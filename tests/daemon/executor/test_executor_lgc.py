@@ -30,7 +30,7 @@ CODECS = (
 IN_FOUR_BITS = "lgc:0.1,latent=2,refresh=2,warmup=0,train=2+int4"
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(codec=st.sampled_from(CODECS), staleness=st.integers(0, 2), seed=st.integers(0, 2**32), joins=st.booleans())
 def test_nothing_is_lost_and_means_are_bit_equal(codec: str, staleness: int, seed: int, joins: bool) -> None:
     """P1, V1, C1, G6: over void rounds, rounds that run again, and members that come in; all hold the same bits."""
@@ -38,7 +38,7 @@ def test_nothing_is_lost_and_means_are_bit_equal(codec: str, staleness: int, see
     check_conserved(codec, staleness, seed, 10, coded, joins=joins)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(codec=st.sampled_from((*CODECS, IN_FOUR_BITS)), staleness=st.integers(0, 2), seed=st.integers(0, 2**32))
 def test_members_are_lost_and_come_at_any_moment(codec: str, staleness: int, seed: int) -> None:
     """C1, G2, G6, G8: places and basis are functions of the history, whoever was in which generation."""

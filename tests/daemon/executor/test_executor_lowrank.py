@@ -43,7 +43,7 @@ def of_rank(rank: int, rounds: int, members: int) -> Mapping[int, Sequence[Offer
     return made
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(mode=MODES, seed=st.integers(0, 2**32), joins=st.booleans())
 def test_nothing_is_lost_and_means_are_bit_equal(mode: tuple[str, int], seed: int, joins: bool) -> None:
     """P1, V1, C1, G6: over void rounds, rounds that run again, and members that come in; all hold the same bits."""
@@ -66,7 +66,7 @@ async def test_buffers_travel_as_they_are_beside_warm_up_in_fp16(codec: str, sta
     ring.close()
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(mode=MODES, seed=st.integers(0, 2**32))
 def test_members_are_lost_and_come_at_any_moment(mode: tuple[str, int], seed: int) -> None:
     """C1, G2, G6, G8: a basis is a function of the history, whoever was in which generation, and also if it falls
@@ -159,7 +159,7 @@ class LowRankMesh(LowRankRing):
 
 
 @pytest.mark.parametrize("topology", ["ring", "tree", "butterfly", "sharded:0,2", "star:1", "hierarchical:2"])
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 @given(codec=st.sampled_from(["powersgd:3,warmup=1", "lgc:0.05,warmup=1,train=1"]), seed=st.integers(0, 2**32))
 def test_two_phases_over_any_topology_with_members_that_only_forward(topology: str, codec: str, seed: int) -> None:
     """C2, G2, G6, R5: the result of a bucket is nowhere before that of its precursor, and all build on it alike."""

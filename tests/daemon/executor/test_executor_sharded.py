@@ -63,7 +63,7 @@ CHURNED = {
 }
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(**CHURNED)
 def test_rounds_that_run_again_have_the_same_parts_and_the_same_mean_everywhere(
     members: int, codec: Over, staleness: int, seed: int
@@ -73,7 +73,7 @@ def test_rounds_that_run_again_have_the_same_parts_and_the_same_mean_everywhere(
 
 
 @pytest.mark.slow
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(**CHURNED)
 def test_many_rounds_that_run_again(members: int, codec: Over, staleness: int, seed: int) -> None:
     """The same, for longer."""
@@ -111,7 +111,7 @@ CONSERVED = {
 }
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 @given(**CONSERVED)
 def test_nothing_is_lost_at_workers_and_owners(codec: Over, staleness: int, seed: int, joins: bool) -> None:
     """P1, V1, C1: over void rounds, rounds that run again, and shards whose owner changes. With a decay each round
@@ -120,7 +120,7 @@ def test_nothing_is_lost_at_workers_and_owners(codec: Over, staleness: int, seed
 
 
 @pytest.mark.long
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(**CONSERVED)
 def test_nothing_is_lost_over_many_changes(codec: Over, staleness: int, seed: int, joins: bool) -> None:
     """The same, for longer."""

@@ -78,7 +78,7 @@ def test_nothing_is_lost_where_sums_cannot_be_told(codec: str, staleness: int, m
     asyncio.run(conserve(codec, staleness, monkeypatch))
 
 
-@settings(max_examples=2, deadline=None)
+@settings(max_examples=2)
 @given(codec=st.sampled_from(CODECS), staleness=st.integers(0, 2), seed=st.integers(0, 2**32))
 def test_members_are_lost_and_come_at_any_moment(codec: str, staleness: int, seed: int) -> None:
     """C1, G2, G6, G8, O9: all hold the same bits, whoever was in which generation."""

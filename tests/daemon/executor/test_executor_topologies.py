@@ -116,7 +116,7 @@ class TopologyMesh(ChurnRing):
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(
     members=st.integers(2, 5),
     codec=st.sampled_from(["fp32", "fp16", "bf16"]),

@@ -38,7 +38,7 @@ def rows_of(kind: str, rank: int, count: int, seed: int) -> Values:
 KINDS = ("normal", "zero", "equal", "huge", "tiny", "of all sizes", "one zero", "aligned")
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.sampled_from(KINDS), st.integers(1, 8), st.integers(0, 300), st.integers(0, 2**32))
 def test_every_basis_is_orthonormal(kind: str, rank: int, more: int, seed: int) -> None:
     """O4: the mean's norm is its factor's. Also where rows depend on each other: those are drawn, from the seed."""

@@ -123,7 +123,7 @@ class Ring:
                 self.work(receiver, possible)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     parts=generations(Part.DATA, Part.DATA, Part.NOTHING), segment_count=st.integers(1, 12), seed=st.integers(0, 2**32)
 )
@@ -146,7 +146,7 @@ def test_every_rank_gets_the_same_weighted_mean(parts: dict[int, Part], segment_
     assert squared_norms.pop() == pytest.approx(math.fsum(mean**2 for mean in means))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     parts=generations(*Part).filter(lambda parts: Part.POISON in parts.values()),
     segment_count=st.integers(1, 12),

@@ -23,7 +23,7 @@ def two_segments_to_a_chunk() -> object:
         yield
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     parts=generations(Part.DATA, Part.DATA, Part.NOTHING) | generations(*Part),
     segment_count=st.integers(1, 20),
@@ -41,7 +41,7 @@ def test_every_rank_gets_the_same_weighted_mean(
         assert rank.area_bytes == (len(parts) - 1) * mesh.layout.total_bytes, "the others' parts, and no mean"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     parts=generations(Part.DATA, Part.DATA, Part.NOTHING) | generations(*Part),
     segment_count=st.integers(1, 20),

@@ -27,7 +27,7 @@ def two_segments_to_a_chunk() -> object:
         yield
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     parts=generations(Part.DATA, Part.DATA, Part.NOTHING),
     segment_count=st.integers(1, 20),
@@ -44,7 +44,7 @@ def test_every_rank_gets_the_same_weighted_mean(
     mesh.check()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     parts=generations(*Part).filter(lambda parts: Part.POISON in parts.values()),
     segment_count=st.integers(1, 20),

@@ -477,7 +477,7 @@ EVENT = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(EVENT, max_size=40))
 def test_whatever_happens_no_linked_unpaired_or_own_target_is_dialled(events: list[tuple[Any, ...]]) -> None:
     """The schedule's invariants after every event, dials ending in failure or at any device."""

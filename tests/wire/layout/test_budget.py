@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwire.codecs.registry import parse_codec
@@ -31,7 +31,6 @@ def least(plan: Plan, text: str) -> int:
     return int(str(refused.value).split(" bytes. Choose")[0].split()[-1])
 
 
-@settings(deadline=None)
 @given(SIZES, st.integers(0, 3000), st.integers(0, 10**6), st.integers(0, 2**32))
 def test_shares_of_all_segments_and_the_buffers_are_the_budget(
     sizes: list[int], buffers: int, more: int, seed: int
@@ -54,7 +53,6 @@ def test_shares_of_all_segments_and_the_buffers_are_the_budget(
         budget_of(plan, EncodedLayout(plan, parse_codec(f"{text},budget={max(size_bytes - more - 1, 100)}")))
 
 
-@settings(deadline=None)
 @given(st.integers(1, 65536), st.integers(0, 300_000), st.sampled_from(["topk+fp16", "topk+fp32", "topk+int8"]))
 def test_as_many_values_are_kept_as_surely_fit(count: int, size_bytes: int, text: str) -> None:
     spec = parse_codec(text)

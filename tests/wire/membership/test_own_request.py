@@ -133,7 +133,7 @@ class Rank:
             self.computes, self.rested = True, False
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(MISHAPS, LATER, LATER)
 def test_whatever_befalls_it_a_learner_that_is_ready_begins_after_a_rest(
     mishaps: list[str], until: list[str], since: list[str]

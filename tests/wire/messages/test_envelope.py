@@ -23,7 +23,7 @@ from tests.wire.wirevalues import MESSAGES, messages
 @pytest.mark.parametrize("name", sorted(MESSAGES))
 def test_every_message_comes_back_as_it_was(name: str) -> None:
     # How long a nested message takes to make says how busy the machine is.
-    @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow])
     @given(messages(MESSAGES[name]), st.sampled_from(Role), st.integers(1, 2**63 - 1))
     def check(body: Wire, role: Role, number: int) -> None:
         envelope = Envelope(role, 0 if role is Role.NOTICE else number, body)

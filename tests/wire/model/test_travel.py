@@ -46,7 +46,7 @@ def travels(draw: st.DrawFn, *, whole_tensors: bool = False) -> tuple[Stretch, .
     return tuple(made)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(travels(), st.integers(1, 40))
 def test_a_rounds_vector_holds_what_travels_and_nothing_else(stretches: tuple[Stretch, ...], number: int) -> None:
     """Each span has its round's length, none overlaps another, and all lie in places of their own bucket: so in bytes a
@@ -86,7 +86,7 @@ def test_a_rounds_vector_holds_what_travels_and_nothing_else(stretches: tuple[St
     assert settings_.buckets_of(number) == len(of_round.buckets)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(travels(whole_tensors=True), st.integers(1, 40))
 def test_parameters_that_travel_whole_keep_their_places(stretches: tuple[Stretch, ...], number: int) -> None:
     """T2: so what a codec has left out of them stays where it is, whatever else comes and goes; and so do the owners of
@@ -104,7 +104,7 @@ def test_parameters_that_travel_whole_keep_their_places(stretches: tuple[Stretch
         assert strategies[1].owned(bucket.index) == strategies[0].owned(bucket.home)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(travels())
 def test_the_last_round_of_a_length_is_known(stretches: tuple[Stretch, ...]) -> None:
     """M1: memory for vectors of this length is then given back."""

@@ -149,7 +149,7 @@ def test_an_empty_shard_is_not_sent() -> None:
     assert sum(round_.sent_bytes) == 5.0 * 4
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     name=st.sampled_from(EACH),
     members=st.integers(2, 5),

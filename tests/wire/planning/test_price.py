@@ -217,7 +217,7 @@ def test_the_choice_gives_up_no_more_than_it_has_to() -> None:
     assert choose(Quality.FAST, slow)[1] == "sparseloco:8"
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     bytes_s=st.floats(1e4, 1e9),
     factor=st.floats(1.0, 50.0),

@@ -783,7 +783,7 @@ MESSAGES = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.tuples(st.integers(1, 2), MESSAGES), max_size=60), st.integers(0, 3), st.booleans())
 def test_no_message_raises_or_makes_the_machine_grow(
     inputs: list[tuple[int, Bind | Seal | Null | Call | int]], s: int, absent: bool

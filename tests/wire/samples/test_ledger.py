@@ -120,7 +120,7 @@ def other_sizes(draw: st.DrawFn, members: int, joint: int) -> tuple[int, ...]:
     return tuple(high - low for low, high in zip([0, *cuts], [*cuts, joint], strict=True))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_every_sample_is_in_one_round_under_losses_joins_and_restarts(data: st.DataObject) -> None:
     """X1, X3, X4: any claims, sizes and order; all members compute the same, also from a state; nobody's samples end.
@@ -160,7 +160,7 @@ def test_every_sample_is_in_one_round_under_losses_joins_and_restarts(data: st.D
             assert sorted(job.covered[past]) == list(range(total))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.integers(1, 5), st.integers(1, 6), st.integers(0, 80), st.booleans(), st.integers(1, 3), st.sampled_from([0, 2])
 )

@@ -10,7 +10,7 @@ BATCHES = st.lists(st.integers(1, 40), min_size=1, max_size=9) | st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(BATCHES, st.integers(0, 2000), st.booleans())
 def test_every_sample_is_dealt_exactly_once(batch_sizes: list[int], more: int, drop_last: bool) -> None:
     """X4: contiguous by rank, round after round, at least one sample each, nobody idles inside an epoch."""
