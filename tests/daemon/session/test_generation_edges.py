@@ -200,8 +200,9 @@ async def test_a_peer_that_only_forwards_keeps_nothing_of_the_rounds() -> None:
         desk.rounds.learner.dead("its process has ended")
         told: list[int] = []
         # What asyncio notes of slow turns in its debug mode is more on a busy machine.
-        ours = [tracemalloc.Filter(True, f"*/{package}/*") for package in ("meshtraind", "meshwire")]
-        tracemalloc.start()
+        folders = ("*/meshtraind/*", "*/meshwire/*")
+        ours = [tracemalloc.Filter(True, folder, all_frames=True) for folder in folders]
+        tracemalloc.start(8)  # libraries allocate for us
         try:
             for upto in (300, 400):  # before, there are not as many chains of the newest rounds as ever
                 for round_ in range(desk.rounds.complete + 1, upto + 1):
