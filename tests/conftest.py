@@ -51,8 +51,7 @@ KEPT_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver
 
 T = TypeVar("T")
 
-PURE = ("wire", "sim")  # folders of tests that start nothing
-ARITHMETIC = ("test_codec", "test_executor")  # begin the names of modules elsewhere that start nothing either
+PURE = ("wire", "sim", "codecs", "contributions", "executor", "projection")  # folders of tests that start nothing
 LEARNERS_AT_ONCE = 2
 LEARNING = "test_real"  # and of those whose learners keep all cores busy; in train/ most do
 
@@ -70,7 +69,7 @@ class Groups(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
         folder, name = path.parts[1], path.name  # below tests
         if folder == "train" or name.startswith(LEARNING):
             return f"learners {zlib.crc32(name.encode()) % LEARNERS_AT_ONCE}"
-        if folder not in PURE and not name.startswith(ARITHMETIC):
+        if len(path.parts) > 2 and not set(path.parts).intersection(PURE):
             return "daemons"
         return nodeid
 

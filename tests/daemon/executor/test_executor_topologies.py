@@ -4,6 +4,7 @@ interrupts."""
 import asyncio
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -115,19 +116,29 @@ class TopologyMesh(ChurnRing):
         return program_mean(made, self.codec, self.topology, self.staleness, ranks)
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-@settings(max_examples=4)
-@given(
-    members=st.integers(2, 5),
-    codec=st.sampled_from(["fp32", "fp16", "bf16"]),
-    staleness=st.integers(0, 2),
-    seed=st.integers(0, 2**32),
-)
+JOBS: dict[str, st.SearchStrategy[Any]] = {
+    "members": st.integers(2, 5),
+    "codec": st.sampled_from(["fp32", "fp16", "bf16"]),
+    "staleness": st.integers(0, 2),
+    "seed": st.integers(0, 2**32),
+}
+
+
+@settings(max_examples=9)
+@given(topology=st.sampled_from(TOPOLOGIES), **JOBS)
 def test_rounds_are_the_programs_mean_through_generations(
     topology: str, members: int, codec: str, staleness: int, seed: int
 ) -> None:
     """G2, G6, G8, W3, V1: members are killed and come at any moment; whoever is left has the same bits, and no area is
     used while a link still reads or writes it."""
+    asyncio.run(TopologyMesh(members, codec, topology, staleness, seed).churn(150 * members))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@settings(max_examples=4)
+@given(**JOBS)
+def test_over_each_topology(topology: str, members: int, codec: str, staleness: int, seed: int) -> None:
     asyncio.run(TopologyMesh(members, codec, topology, staleness, seed).churn(150 * members))
 
 

@@ -153,13 +153,13 @@ def tear(proxy: ChaosProxy) -> None:
         ("bert", {"sync": "ssp:2", "visibility": "fixed", "topology": "butterfly"}),
         ("anna", {"sync": "ssp:2", "straggler": "wait", "codec": "bf16", "barriers": True, "topology": "tree"}),
         *(
-            pytest.param(lost, {"sync": sync, "codec": codec, "topology": topology}, marks=pytest.mark.slow)
-            for lost, sync, codec, topology in (
-                ("bert", "ssp:2", "fp32", "star:1"),
-                ("anna", "ssp:2", "bf16", "star"),
-                ("cleo", "bsp", "fp16", "hierarchical:1"),
-                ("bert", "ssp:2", "fp32", "gather"),
-                ("anna", "bsp", "bf16", "sharded:0,0,2"),
+            pytest.param(lost, {"sync": sync, "codec": codec, "topology": topology}, marks=tier)
+            for lost, sync, codec, topology, tier in (
+                ("bert", "ssp:2", "fp32", "star:1", pytest.mark.long),
+                ("anna", "ssp:2", "bf16", "star", pytest.mark.slow),
+                ("cleo", "bsp", "fp16", "hierarchical:1", pytest.mark.long),
+                ("bert", "ssp:2", "fp32", "gather", pytest.mark.slow),
+                ("anna", "bsp", "bf16", "sharded:0,0,2", pytest.mark.long),
             )
         ),
     ],
