@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from random import Random
 
 import pytest
@@ -10,7 +11,7 @@ from meshwire.sync_modes.mode import sync_settings
 from tests.sim.cluster import Cluster, Setting
 from tests.sim.clusterdaemon import Daemon
 from tests.sim.clusterfaults import Fault, Schedule, befall, random_fault, random_setting, run
-from tests.tiers import mostly_slow
+from tests.tiers import mostly_long, mostly_slow
 
 KINDS = (
     *("kill", "restart", "quick restart", "power cut", "leave"),
@@ -200,11 +201,13 @@ def test_a_start_that_came_after_the_promise_is_not_found_in_memory() -> None:
     all_begin(cluster)
 
 
-@pytest.mark.parametrize("side", [(0,), (2, 3), (0, 1), (1, 2, 3), (4,)])
-@pytest.mark.parametrize("at_s", [0.05, 0.35, 0.7, 1.1, 1.6])
-@pytest.mark.parametrize("for_s", [3.0, 30.0])
-def test_parts_that_begin_apart_are_not_counted_as_one(side: tuple[int, ...], at_s: float, for_s: float) -> None:
+CUTS = list(product([(0,), (2, 3), (0, 1), (1, 2, 3), (4,)], [0.05, 0.35, 0.7, 1.1, 1.6], [3.0, 30.0]))
+
+
+@pytest.mark.parametrize("cut", mostly_long([*CUTS[::7], *(cut for at, cut in enumerate(CUTS) if at % 7)], 8), ids=str)
+def test_parts_that_begin_apart_are_not_counted_as_one(cut: tuple[tuple[int, ...], float, float]) -> None:
     """G4, G9: their chains are equal at round 0, their starts are not. Whose history yields loads the other's base."""
+    side, at_s, for_s = cut
     founders = 5 if 4 in side else 4
     setting = Setting(founders=founders, sync=sync_settings("bsp"), begun=False, start_s=(0.3, 1.0), load_s=(0.1, 0.6))
     cluster = Cluster(7, replace(setting, partition_wait_s=1.0))
@@ -214,14 +217,15 @@ def test_parts_that_begin_apart_are_not_counted_as_one(side: tuple[int, ...], at
     all_begin(cluster)
 
 
-def test_two_parts_that_have_begun_apart_go_on_with_one_start_however_early_they_meet() -> None:
+@pytest.mark.parametrize("tenths", [range(20, 80, 15), pytest.param(range(20, 80, 3), marks=pytest.mark.long)], ids=str)
+def test_two_parts_that_have_begun_apart_go_on_with_one_start_however_early_they_meet(tenths: range) -> None:
     """G4, G9: neither is entitled. They meet while they prepare, ready, in round 1 and later."""
     starts = set()
-    for tenths in range(20, 80, 3):
+    for each in tenths:
         setting = Setting(founders=5, sync=sync_settings("bsp"), begun=False, start_s=(0.3, 1.0), load_s=(0.1, 0.6))
         cluster = Cluster(7, replace(setting, partition_wait_s=0.5))
         cluster.run_until(0.05)
-        for_s = tenths / 10
+        for_s = each / 10
         befall(cluster, Fault(0.05, "partition", 0, 0, (0, 1), for_s))
         befall(cluster, Fault(0.05, "partition", 4, 0, (4,), 40.0))
         cluster.run_until(0.05 + for_s)
