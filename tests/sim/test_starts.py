@@ -1,6 +1,6 @@
 """What befalls a cluster while its learners prepare: all that are left begin together, from the start of one (G9)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 from random import Random
@@ -217,8 +217,8 @@ def test_parts_that_begin_apart_are_not_counted_as_one(cut: tuple[tuple[int, ...
     all_begin(cluster)
 
 
-@pytest.mark.parametrize("tenths", [range(20, 80, 15), pytest.param(range(20, 80, 3), marks=pytest.mark.long)], ids=str)
-def test_two_parts_that_have_begun_apart_go_on_with_one_start_however_early_they_meet(tenths: range) -> None:
+@pytest.mark.parametrize("tenths", [(20, 23, 29), pytest.param(range(20, 80, 3), marks=pytest.mark.long)], ids=str)
+def test_two_parts_that_have_begun_apart_go_on_with_one_start_however_early_they_meet(tenths: Sequence[int]) -> None:
     """G4, G9: neither is entitled. They meet while they prepare, ready, in round 1 and later."""
     starts = set()
     for each in tenths:
