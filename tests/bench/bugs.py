@@ -1994,4 +1994,21 @@ BUGS: tuple[Bug, ...] = (
         "if self._task is None:",
         f"{TRAIN}/model/test_traced_run.py -k several_passes",
     ),
+    # What rounds lie in.
+    Bug(
+        "areas-of-a-burst-stay",
+        "meshtraind.contributions.segments",
+        "Areas.give",
+        "del self._free[len(self._lent) + 1 :]",
+        "pass",
+        f"{DAEMON}/contributions/test_areas.py -k kept_for_a_while",
+    ),
+    Bug(
+        "areas-in-the-heap",
+        "meshtraind.contributions.segments",
+        "new_area",
+        "if size_bytes < MAPPED_BYTES_MIN:",
+        "if size_bytes:",
+        f"{DAEMON}/contributions/test_areas.py -k go_back_to_the_system",
+    ),
 )

@@ -88,6 +88,7 @@ class Watch:
         self._progress_s = dict.fromkeys(mesh.names, began_s)  # when it told more than before
         self._answered_s = dict.fromkeys(mesh.names, began_s)
         self._uses: dict[int, Use] = {}  # by process id: in the first calm that it saw
+        self._memory: dict[int, int] = {}  # by process id, resident: in the first calm with its learner
         self._shared_memory = _shared_memory()
         self._said: set[str] = set()
 
@@ -209,7 +210,11 @@ class Watch:
         if self._job.counts:
             self._check_samples()
         for name, daemon in self._mesh.daemons.items():
-            self._check_use(name, daemon)
+            use = use_of(daemon.process.pid)
+            if use is not None:
+                self._check_use(name, daemon.process.pid, use)
+                if self._computes(name, daemon):
+                    self._check_memory(name, daemon.process.pid, use)
         left = _shared_memory() - self._shared_memory
         if left:
             self.violated(f"shared memory is left in {SHARED_MEMORY}: {', '.join(sorted(left))}")
@@ -238,20 +243,27 @@ class Watch:
                 once="too many samples missing",
             )
 
-    def _check_use(self, name: str, daemon: ChaosDaemon) -> None:
-        use = use_of(daemon.process.pid)
-        if use is None:
-            return
-        first = self._uses.setdefault(daemon.process.pid, use)
-        for what, now, most in (
-            ("file descriptors", use.descriptors, first.descriptors + DESCRIPTORS_SLACK),
-            ("memory files", use.memory_files, max(first.memory_files, 1)),
-            ("threads", use.threads, first.threads + THREADS_SLACK),
-            ("child processes", use.children, 1),
-            ("resident bytes", use.resident_bytes, first.resident_bytes * MEMORY_GROWTH + MEMORY_SLACK_BYTES),
-        ):
-            if now > most:
-                self.violated(f"{name} leaks {what}: {now} now, at most {most:.0f} expected after its first calm")
+    def _computes(self, name: str, daemon: ChaosDaemon) -> bool:
+        """Whether its learner does. For one that loads, or waits to be started again, the daemon keeps all rounds that
+        follow what it has (J1, J3), and its memory says nothing."""
+        summary = self._job.summary(daemon)
+        return summary is not None and any(summary.members[rank].name == name for rank in summary.learning)
+
+    def _check_use(self, name: str, pid: int, use: Use) -> None:
+        first = self._uses.setdefault(pid, use)
+        self._check_most(name, "file descriptors", use.descriptors, first.descriptors + DESCRIPTORS_SLACK)
+        self._check_most(name, "memory files", use.memory_files, max(first.memory_files, 1))
+        self._check_most(name, "threads", use.threads, first.threads + THREADS_SLACK)
+        self._check_most(name, "child processes", use.children, 1)
+
+    def _check_memory(self, name: str, pid: int, use: Use) -> None:
+        first_bytes = self._memory.setdefault(pid, use.resident_bytes)
+        most_bytes = first_bytes * MEMORY_GROWTH + MEMORY_SLACK_BYTES
+        self._check_most(name, "resident bytes", use.resident_bytes, most_bytes)
+
+    def _check_most(self, name: str, what: str, now: int, most: float) -> None:
+        if now > most:
+            self.violated(f"{name} leaks {what}: {now} now, at most {most:.0f} expected after its first calm")
 
     def violated(self, text: str, once: str | None = None) -> None:
         """An invariant is broken; it is said once."""

@@ -12,7 +12,7 @@ import pytest
 
 from tests.bench.soakgrowth import BOUNDS, HOUR_S, Bound, Growth
 from tests.bench.soakhost import FILLER
-from tests.bench.soakwatch import DESCRIPTORS_SLACK, STALL_S, Watch, disk_bytes
+from tests.bench.soakwatch import DESCRIPTORS_SLACK, MEMORY_SLACK_BYTES, STALL_S, Watch, disk_bytes
 
 LONG_S = 2 * STALL_S
 
@@ -45,7 +45,14 @@ class Fakes:
 
     def __post_init__(self) -> None:
         for name in ("anna", "bert"):
-            self.said[name] = SimpleNamespace(rounds=0, replicas_equal=True, state="running", error=None)
+            self.said[name] = SimpleNamespace(
+                rounds=0,
+                replicas_equal=True,
+                state="running",
+                error=None,
+                members=(SimpleNamespace(name="anna"), SimpleNamespace(name="bert")),
+                learning=(0, 1),
+            )
         self.began_s = time.monotonic() - LONG_S
         mesh: Any = SimpleNamespace(names=("anna", "bert"), daemons={"anna": self.anna, "bert": self.bert})
         mesh.linked = lambda name: {"anna", "bert"} - {name}
@@ -174,3 +181,12 @@ def test_descriptors_that_grow_from_calm_to_calm_are_a_leak() -> None:
         for descriptor in held:
             os.close(descriptor)
     assert any("leaks file descriptors" in text for text in fakes.watch.findings.violations)
+
+
+def test_memory_that_grows_from_calm_to_calm_is_a_leak_where_the_learner_computes() -> None:
+    fakes = Fakes()
+    fakes.said["bert"].learning = (0,)  # bert's learner loads, and its daemon keeps rounds for it
+    fakes.watch.check_calm()
+    fakes.watch._memory[os.getpid()] -= int(2 * MEMORY_SLACK_BYTES)
+    fakes.watch.check_calm()
+    assert [text.split("leaks")[0].split()[-1] for text in fakes.watch.findings.violations] == ["anna"]

@@ -1,5 +1,7 @@
 """Every segment of a round: its codec, its values in the vector, and its bytes in an area of encoded ones."""
 
+import mmap
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -11,7 +13,10 @@ from meshtraind.codecs.base import Codec, CodecError, Values
 from meshwire.codecs.registry import CodecSpec
 from meshwire.layout.by_round import RoundLayouts
 from meshwire.layout.encoded import EncodedLayout
+from meshwire.limits import KIB
 from meshwire.model.plan import Plan
+
+MAPPED_BYTES_MIN = 128 * KIB  # what glibc maps before it has adapted
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +137,25 @@ def values_in(area: memoryview, segments: Sequence[Segment]) -> Values:
     return values
 
 
+def new_area(size_bytes: int) -> memoryview:
+    """A zeroed area that goes back to the system when nobody refers to it any more.
+
+    One of some size is a mapping of its own, whatever the allocator would do: glibc moves blocks of up to 32 MiB to its
+    heap when it has seen one freed, and there they stay, between small things that live on.
+    """
+    if size_bytes < MAPPED_BYTES_MIN:
+        return np.zeros(size_bytes, np.uint8).data
+    if sys.platform == "win32":
+        return memoryview(mmap.mmap(-1, size_bytes))
+    return memoryview(mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE))
+
+
 class Areas:
-    """Areas of one size, an encoded vector in each. Those given back are used again: fresh ones cost page faults."""
+    """Areas of one size, an encoded vector in each. Those given back are used again: fresh ones cost page faults.
+
+    No more wait to be used again than are in use, and one: a daemon whose learner loads holds many rounds for a while
+    (J1), and what they took is to go back to the system then.
+    """
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
@@ -142,7 +164,7 @@ class Areas:
 
     def take(self) -> memoryview:
         """An area whose content nobody needs. A fresh one is zero: it can be served with a part never written."""
-        area = self._free.pop() if self._free else np.zeros(self.size_bytes, np.uint8).data
+        area = self._free.pop() if self._free else new_area(self.size_bytes)
         self._lent.add(id(area))
         return area
 
@@ -151,6 +173,7 @@ class Areas:
         if id(area) in self._lent:
             self._lent.remove(id(area))
             self._free.append(area)
+            del self._free[len(self._lent) + 1 :]
 
     def retire(self) -> None:
         """Has nothing that is lent now used again: a link may still receive into it, or send from it (G8)."""

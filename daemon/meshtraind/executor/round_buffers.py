@@ -7,12 +7,10 @@ and complete rounds stay as they are.
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from meshtraind.codecs.base import CodecError
 from meshtraind.contributions.contribution import OwnContribution
 from meshtraind.contributions.results import EncodedRound, Final, RoundResults
-from meshtraind.contributions.segments import Areas, RoundForm, RoundForms, Segment
+from meshtraind.contributions.segments import Areas, RoundForm, RoundForms, Segment, new_area
 from meshtraind.executor.projections import Projections
 from meshtraind.executor.reducers import Reducer
 from meshwire.collectives.exchange import Strategy
@@ -112,7 +110,7 @@ class RoundMemory:
         if size_bytes > most or (layout.served_in_place and size_bytes != most):
             raise CodecError(f"round {number} has {size_bytes} bytes at the source and {most} here")
         if not layout.served_in_place:
-            self.rounds[number] = RoundResults(number, form, np.empty(size_bytes, np.uint8).data)
+            self.rounds[number] = RoundResults(number, form, new_area(size_bytes))
         elif number not in self.rounds:
             self.add(number, form)
         return self.rounds[number].area[:size_bytes]
