@@ -22,7 +22,7 @@ for _ in range(100):
     area = areas.take()
     area[:] = b"\\1" * MIB
     kept.append(area)
-    small.append(bytes(2000))
+    small.append(bytes(60_000))  # large enough for no hole that is there already
 print((process.memory_info().rss - before_bytes) // MIB)
 del area
 while kept:
@@ -81,4 +81,4 @@ def test_many_areas_go_back_to_the_system_with_small_things_that_live_on_between
     said = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True).stdout
     taken_mib, kept_mib = map(int, said.split())
     assert taken_mib > 90
-    assert kept_mib < 10
+    assert kept_mib < 20
