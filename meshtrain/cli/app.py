@@ -15,7 +15,7 @@ from meshtrain.cli.commands.mesh import pair, peers, status, unpair
 from meshtrain.cli.commands.submit import submit
 from meshtrain.cli.commands.top import top
 from meshtrain.cli.commands.topology import topology
-from meshtrain.cli.commands.version import version
+from meshtrain.cli.commands.version import root, version
 from meshtrain.cli.commands.whatif import whatif
 from meshtrain.cli.ui.options import Grouped, examples
 
@@ -26,11 +26,11 @@ app = typer.Typer(
     epilog=examples("meshtrain up", "meshtrain pair", "meshtrain init --example gpt", "meshtrain submit train.py"),
     context_settings=SETTINGS,
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,  # plain help: it starts faster, and pipes well
     pretty_exceptions_enable=False,
 )
 
+app.callback()(root)
 app.command(epilog=examples("meshtrain up", "meshtrain up --name attic --peer 192.168.1.20"))(up)
 app.command(epilog=examples("meshtrain down"))(down)
 app.command(epilog=examples("meshtrain status", "meshtrain status -v", "meshtrain status --json"))(status)
@@ -39,7 +39,7 @@ app.command(epilog=examples("meshtrain pair", "meshtrain pair 483-917", "meshtra
     pair
 )
 app.command(epilog=examples("meshtrain unpair attic"))(unpair)
-app.command(epilog=examples("meshtrain init --example gpt", "meshtrain init --example mlp disc"))(init)
+app.command(epilog=examples("meshtrain init", "meshtrain init --example mlp disc"))(init)
 app.command(
     epilog=examples(
         "meshtrain submit train.py --epochs 3",
@@ -68,7 +68,7 @@ app.command(
 )(whatif)
 app.command(epilog=examples("meshtrain jobs", "meshtrain jobs --json"))(jobs)
 app.command(epilog=examples("meshtrain top", "meshtrain top x7k", "meshtrain top --json"))(top)
-app.command(epilog=examples("meshtrain logs -f", "meshtrain logs -n 20 --rank 1 x7k"))(logs)
+app.command(epilog=examples("meshtrain logs -f", "meshtrain logs -n 20 --rank bert x7k"))(logs)
 app.command(epilog=examples("meshtrain checkpoints", "meshtrain checkpoints x7k --json"))(checkpoints)
 app.command(epilog=examples("meshtrain cancel x7k", "meshtrain cancel --now x7k p4w"))(cancel)
 app.command(epilog=examples("meshtrain leave x7k"))(leave)
@@ -93,3 +93,8 @@ app.command(
     )
 )(topology)
 app.command(epilog=examples("meshtrain version"))(version)
+
+# Where fingers know docker or a scheduler; `--help` lists each command once.
+app.command("ps", hidden=True)(jobs)
+app.command("ls", hidden=True)(jobs)
+app.command("stop", hidden=True)(cancel)

@@ -2,14 +2,11 @@
 
 import time
 from collections.abc import Sequence
-from typing import Annotated
-
-import typer
 
 from meshtrain.cli.ui.connection import ask, connected
 from meshtrain.cli.ui.errors import reported
 from meshtrain.cli.ui.job import find_job
-from meshtrain.cli.ui.options import DataDir, Json
+from meshtrain.cli.ui.options import DataDir, Json, LatestJob
 from meshtrain.cli.ui.terminal import human_seconds, plain, print_json, print_table, say
 from meshwire.checkpoints.manifest import CheckpointName
 from meshwire.jobs.files import human_bytes
@@ -21,7 +18,7 @@ READ_TIMEOUT_S = 600.0  # every file is read, on all members
 
 @reported
 def checkpoints(
-    job: Annotated[str | None, typer.Argument(metavar="JOB", help="Id, or a prefix of it; else the latest.")] = None,
+    job: LatestJob = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:

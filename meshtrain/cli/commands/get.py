@@ -16,7 +16,7 @@ from meshtrain.cli.ui.errors import CliError, reported
 from meshtrain.cli.ui.exits import EXIT_INCOMPLETE
 from meshtrain.cli.ui.job import find_job, has_ended
 from meshtrain.cli.ui.log_pieces import PIECE_TIMEOUT_S
-from meshtrain.cli.ui.options import DataDir
+from meshtrain.cli.ui.options import DataDir, LatestJob
 from meshtrain.cli.ui.peer_news import joined, name_of
 from meshtrain.cli.ui.progress import Stages
 from meshtrain.cli.ui.terminal import say
@@ -46,9 +46,7 @@ class _Broken(Exception):
 
 @reported
 def get(
-    job: Annotated[
-        str | None, typer.Argument(metavar="JOB", help="Id or prefix of one; the latest job without it.")
-    ] = None,
+    job: LatestJob = None,
     path: Annotated[
         str | None, typer.Argument(metavar="PATH", help="Only this file or folder, e.g. rank0/model.pt.")
     ] = None,

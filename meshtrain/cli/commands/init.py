@@ -21,7 +21,7 @@ class Example(StrEnum):
 def init(
     example: Annotated[
         Example, typer.Option("--example", help="gpt: text, character by character; mlp: the smallest.")
-    ],
+    ] = Example.GPT,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to; this folder without it.")] = Path("."),
 ) -> None:
     """Write a working train.py, and the data it trains on."""

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from meshtrain.cli.ui.completion import complete_jobs
 from meshtrain.cli.ui.connection import ask, connected
 from meshtrain.cli.ui.errors import CliError, reported, show_error
 from meshtrain.cli.ui.job import MATCHES_SHOWN, age, find_job, has_ended, list_jobs
@@ -31,7 +32,10 @@ def jobs(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """List jobs, the newest first. Of one that is expired, results and logs were deleted on this device."""
+    """List jobs, the newest first; `ps` and `ls` do the same.
+
+    Of one that is expired, results and logs were deleted on this device.
+    """
     with connected(data_dir) as client:
         found = list_jobs(client, prefix.lower())
     if json:
@@ -75,7 +79,9 @@ def _peers(job: JobSummary) -> str:
 
 @reported
 def leave(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="Its id, or a prefix of it.")],
+    job: Annotated[
+        str, typer.Argument(metavar="JOB", help="Its id, a prefix of it, or its name.", autocompletion=complete_jobs)
+    ],
     data_dir: DataDir = None,
 ) -> None:
     """Take this device out of a job; the others go on with it. It does not come back to the job by itself."""
@@ -89,14 +95,16 @@ def leave(
 
 @reported
 def cancel(
-    ids: Annotated[list[str], typer.Argument(metavar="JOB", help="Ids, or prefixes of them.")],
+    ids: Annotated[
+        list[str], typer.Argument(metavar="JOB", help="Ids, prefixes of them, or names.", autocompletion=complete_jobs)
+    ],
     now: Annotated[bool, typer.Option("--now", help="Save nothing, kill the learners.")] = False,
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Do not ask, also where this device has no part in the job.")
     ] = False,
     data_dir: DataDir = None,
 ) -> None:
-    """End jobs, on all their devices.
+    """End jobs, on all their devices; `stop` does the same.
 
     On a device that computes for the job its state is saved first, unless it has --checkpoint-every off: `meshtrain
     submit --resume JOB` goes on from there. With --now, from the last checkpoint.

@@ -11,23 +11,24 @@ from meshtrain.cli.ui.follow import follow_job
 from meshtrain.cli.ui.follow_view import View
 from meshtrain.cli.ui.job import find_job, has_ended
 from meshtrain.cli.ui.log_pieces import log_end, read_log, tail_offset
-from meshtrain.cli.ui.options import DataDir
+from meshtrain.cli.ui.options import DataDir, LatestJob
 from meshtrain.cli.ui.terminal import say
 from meshtrain.client import Client
 from meshtrain.errors import RequestError
 from meshwire.messages.job import JobSummary
+from meshwire.text import printable
 
 
 @reported
 def logs(
-    job: Annotated[
-        str | None, typer.Argument(metavar="JOB", help="Id or prefix of one; the latest job without it.")
-    ] = None,
+    job: LatestJob = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends; ctrl-C detaches.")] = False,
     lines: Annotated[
         int | None, typer.Option("--lines", "-n", min=0, metavar="N", help="Only the last N lines of each rank.")
     ] = None,
-    rank: Annotated[int | None, typer.Option("--rank", min=0, metavar="N", help="Only this rank.")] = None,
+    rank: Annotated[
+        str | None, typer.Option("--rank", metavar="RANK", help="Only this one: its number, or its device's name.")
+    ] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Every byte as the scripts wrote it, to be read by a tool.")
     ] = False,
@@ -48,12 +49,20 @@ def logs(
     raise typer.Exit(follow_job(data_dir, summary.job, summary.members, ranks=only, tail=lines, raw=raw))
 
 
-def _chosen(summary: JobSummary, rank: int | None) -> list[int]:
-    if rank is None:
+def _chosen(summary: JobSummary, typed: str | None) -> list[int]:
+    if typed is None:
         return list(range(len(summary.members)))
-    if rank >= len(summary.members):
-        raise BadCommandLine(f"job {summary.job} has ranks 0 to {len(summary.members) - 1}, no rank {rank}")
-    return [rank]
+    ranks = {str(rank): rank for rank in range(len(summary.members))}
+    if typed in ranks:
+        return [ranks[typed]]
+    named = [rank for rank, member in enumerate(summary.members) if member.name == typed]
+    if len(named) == 1:
+        return named
+    if named:
+        numbers = " and ".join(map(str, named))
+        raise BadCommandLine(f"job {summary.job} has several devices called {typed!r}", f"one of the ranks {numbers}")
+    names = ", ".join(f"{rank} ({printable(member.name)})" for rank, member in enumerate(summary.members))
+    raise BadCommandLine(f"job {summary.job} has no rank {typed!r}; it has {names}")
 
 
 def _show(client: Client, summary: JobSummary, ranks: Sequence[int], tail: int | None, raw: bool) -> None:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from meshtrain.cli.ui.completion import complete_peers
 from meshtrain.cli.ui.connection import ask, connected
 from meshtrain.cli.ui.errors import BadCommandLine, reported
 from meshtrain.cli.ui.exits import EXIT_INTERRUPTED
@@ -219,7 +220,14 @@ def _show_paired(reply: Paired) -> None:
 
 @reported
 def unpair(
-    peer: Annotated[str, typer.Argument(metavar="PEER", help="Name or id prefix, as `meshtrain peers` shows them.")],
+    peer: Annotated[
+        str,
+        typer.Argument(
+            metavar="PEER",
+            help="Name or id prefix, as `meshtrain peers` shows them.",
+            autocompletion=complete_peers,
+        ),
+    ],
     data_dir: DataDir = None,
 ) -> None:
     """Forget a paired device. Its link is dropped, and it may no longer run anything here."""

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from meshtrain.cli.ui.completion import complete_jobs
 from meshtrain.cli.ui.connection import connected
 from meshtrain.cli.ui.errors import reported
 from meshtrain.cli.ui.job import find_job, has_ended, list_jobs, outcome_lines, watch_job
@@ -20,7 +21,12 @@ REFRESHES_PER_S = 4
 @reported
 def top(
     job: Annotated[
-        str | None, typer.Argument(metavar="JOB", help="Id or prefix of one; else the latest job that runs.")
+        str | None,
+        typer.Argument(
+            metavar="JOB",
+            help="Id, a prefix of it, or name; else the latest job that runs.",
+            autocompletion=complete_jobs,
+        ),
     ] = None,
     data_dir: DataDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON at every update.")] = False,

@@ -1,4 +1,4 @@
-"""The job that a person means: found by a prefix of its id, watched until it ends, and told of when it has."""
+"""The job that a person means: found by id, prefix or name, watched until it ends, and told of when it has."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from meshtrain.cli.ui.errors import CliError
 from meshtrain.cli.ui.peer_news import failures, losses, outcome_notes
 from meshtrain.cli.ui.terminal import human_seconds, script_text
 from meshtrain.client import Client
-from meshwire.jobs.lifecycle import JOB_ID_CHARS, TERMINAL_STATES, JobState
+from meshwire.jobs.lifecycle import TERMINAL_STATES, JobState
 from meshwire.message_base import Wire
 from meshwire.messages.job import Found, JobSummary
 from meshwire.messages.local import GetJobs, Watch, Watched
@@ -25,20 +25,34 @@ def list_jobs(client: Client, prefix: str = "") -> list[JobSummary]:
     return sorted(found.jobs, key=lambda job: (job.created_at_s, job.job), reverse=True)
 
 
-def find_job(client: Client, prefix: str | None) -> JobSummary:
-    """The job with this id or unambiguous prefix; the latest when None. Raises CliError, which lists candidates."""
-    if prefix == "":
+def find_job(client: Client, typed: str | None) -> JobSummary:
+    """The job with this id, unambiguous prefix of one, or name; the latest when None.
+
+    Of several jobs with one name it is that one which has not ended; if all have, the latest.
+
+    Raises CliError, which lists candidates.
+    """
+    if typed == "":
         raise CliError("an empty text is no job id", "meshtrain jobs")
-    typed = (prefix or "").lower()
-    matches = list_jobs(client, typed) if len(typed) <= JOB_ID_CHARS else []
-    if matches and (prefix is None or len(matches) == 1):
-        return matches[0]
-    if matches:
-        raise CliError(f"{len(matches)} jobs have ids that begin with {prefix!r}:{_shown(matches)}", "one more letter")
-    known = list_jobs(client) if typed else []
-    if not known:
+    jobs = list_jobs(client)
+    if not jobs:
         raise CliError("there are no jobs yet", "meshtrain submit train.py")
-    raise CliError(f"no job has an id that begins with {prefix!r}; the latest are{_shown(known)}", "meshtrain jobs")
+    if typed is None:
+        return jobs[0]
+    matches = [job for job in jobs if job.job.startswith(typed.lower())]
+    if len(matches) == 1:
+        return matches[0]
+    named = [job for job in jobs if job.name == typed]
+    running = [job for job in named if not has_ended(job)]
+    if len(running) > 1:
+        raise CliError(f"{len(running)} jobs called {typed!r} have not ended:{_shown(running)}", "the id of one")
+    if named:
+        return (running or named)[0]
+    if matches:
+        raise CliError(f"{len(matches)} jobs have ids that begin with {typed!r}:{_shown(matches)}", "one more letter")
+    raise CliError(
+        f"no job is called {typed!r} or has an id that begins so; the latest are{_shown(jobs)}", "meshtrain jobs"
+    )
 
 
 def _shown(jobs: Sequence[JobSummary]) -> str:

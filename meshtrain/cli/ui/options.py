@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from meshtrain.cli.ui.completion import complete_jobs
 from meshwire.memory_layout.shared_slots import DATA_DIR_VARIABLE
 
 DataDir = Annotated[
@@ -17,6 +18,10 @@ DataDir = Annotated[
         show_envvar=True,
         help="Folder of the daemon's keys, jobs and logs.",
     ),
+]
+LatestJob = Annotated[
+    str | None,
+    typer.Argument(metavar="JOB", help="Id, a prefix of it, or name; else the latest.", autocompletion=complete_jobs),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 

@@ -421,9 +421,70 @@ def test_an_id_prefix_is_enough_unless_it_is_ambiguous(endpoint: Endpoint) -> No
     latest = [*both, "try: meshtrain jobs"]
     assert shown.stderr.splitlines() == [
         "error: 2 jobs have ids that begin with '1kx':", *both, "try: one more letter",
-        "error: no job has an id that begins with '9'; the latest are", *latest,
-        "error: no job has an id that begins with '1kx2000000aab'; the latest are", *latest,
+        "error: no job is called '9' or has an id that begins so; the latest are", *latest,
+        "error: no job is called '1kx2000000aab' or has an id that begins so; the latest are", *latest,
     ]  # fmt: skip
+
+
+def test_a_job_goes_by_its_name_too(endpoint: Endpoint) -> None:
+    """The one of that name that has not ended, else the latest; an id goes first."""
+    jobs = [
+        summary(JobState.SUCCEEDED, job="1kx5000000aa", name="gpt", created_at_s=5.0),
+        summary(JobState.RUNNING, job="1kx4000000aa", name="gpt", created_at_s=4.0),
+        summary(JobState.FAILED, job="1kx3000000aa", name="mlp", created_at_s=3.0),
+        summary(JobState.FAILED, job="1kx2000000aa", name="mlp", created_at_s=2.0),
+        summary(JobState.FAILED, job="1kx1000000aa", name="1kx2", created_at_s=1.0),
+    ]
+    endpoint.answers |= {GetJobs: known_jobs(*jobs), Cancel: Done(), GetStatus: STATUS}
+    assert run("cancel", "gpt").stdout == "1kx4000000aa\n"
+    assert "1kx3000000aa has ended" in run("cancel", "mlp").stderr
+    assert "1kx2000000aa has ended" in run("cancel", "1kx2").stderr
+
+
+def test_two_running_jobs_of_one_name_are_not_guessed_between(endpoint: Endpoint) -> None:
+    running = [summary(JobState.RUNNING, job=f"1kx{number}000000aa", name="gpt") for number in (1, 2)]
+    endpoint.answers[GetJobs] = known_jobs(*running)
+    shown = run("cancel", "gpt")
+    assert shown.exit_code == 1
+    assert "2 jobs called 'gpt' have not ended" in shown.stderr
+    assert not endpoint.of_type(Cancel)
+
+
+@pytest.mark.parametrize(("alias", "command"), [("ps", "jobs"), ("ls", "jobs"), ("stop", "cancel")])
+def test_hands_that_know_docker_find_the_command(endpoint: Endpoint, alias: str, command: str) -> None:
+    endpoint.answers |= {GetJobs: known_jobs(summary(JobState.RUNNING)), Cancel: Done(), GetStatus: STATUS}
+    args = [JOB] if command == "cancel" else []
+    assert run(alias, *args).stdout == run(command, *args).stdout != ""
+
+
+def test_the_version_is_an_option_as_well() -> None:
+    assert run("--version").stdout == run("version").stdout != ""
+
+
+def completions(words: str, typed: str) -> list[str]:
+    """What bash is offered: `words` is the line up to and with `typed`, the word that TAB completes."""
+    count = len(words.split()) - (typed != "")
+    variables = {"COMP_WORDS": words, "COMP_CWORD": str(count), "_MESHTRAIN_COMPLETE": "complete_bash"}
+    return CliRunner().invoke(app, [], prog_name="meshtrain", env=variables).stdout.split()
+
+
+def test_tab_offers_jobs(endpoint: Endpoint) -> None:
+    endpoint.answers[GetJobs] = known_jobs(summary(job="1kx1000000aa"), summary(job="1ky2000000aa"))
+    assert completions("meshtrain logs 1k", "1k") == ["1kx1000000aa", "1ky2000000aa"]
+    assert completions("meshtrain cancel 1ky", "1ky") == ["1ky2000000aa"]
+
+
+def test_tab_offers_paired_devices(endpoint: Endpoint) -> None:
+    known = [("anna", "linked"), ("attic", "paired"), ("stranger", "seen")]
+    facts = {"address": None, "rtt_s": None, "software": None, "cores": None, "memory_bytes": None}
+    peers = [PeerSummary(device=BERT, name=name, state=state, **facts) for name, state in known]
+    endpoint.answers[GetPeers] = Peers(peers=tuple(peers))
+    assert completions("meshtrain unpair a", "a") == ["anna", "attic"]
+    assert completions("meshtrain unpair s", "s") == []
+
+
+def test_tab_offers_nothing_and_says_nothing_without_a_daemon() -> None:
+    assert completions("meshtrain logs ", "") == []
 
 
 def test_of_many_candidates_the_newest_are_shown(endpoint: Endpoint) -> None:
@@ -548,11 +609,20 @@ def test_a_peer_that_is_away_does_not_hide_the_logs_of_others(endpoint: Endpoint
     assert "error: the log of rank 1 (bert): bert is not reachable" in shown.stderr
 
 
+def test_a_rank_goes_by_its_device_too(endpoint: Endpoint) -> None:
+    endpoint.answers[GetJobs] = known_jobs(summary())
+    endpoint.answers[Fetch] = Fetched(data=b"", total_bytes=0, end=True)
+    assert run("logs", "--rank", "bert").exit_code == 0
+    assert {fetch.rank for fetch in endpoint.of_type(Fetch)} == {1}
+    endpoint.answers[GetJobs] = known_jobs(summary(members=(member(ANNA, "x"), member(BERT, "x"))))
+    assert "try: one of the ranks 0 and 1" in run("logs", "--rank", "x").stderr
+
+
 def test_a_rank_that_is_not_there(endpoint: Endpoint) -> None:
     endpoint.answers[GetJobs] = known_jobs(summary())
     shown = run("logs", "--rank", "2")
     assert shown.exit_code == 2
-    assert "ranks 0 to 1, no rank 2" in shown.stderr
+    assert "has no rank '2'; it has 0 (anna), 1 (bert)" in shown.stderr
 
 
 @pytest.mark.parametrize(("state", "code"), list(EXIT_CODES.items()))
