@@ -1,6 +1,6 @@
 """`meshtraind run`: the daemon in the foreground, for a service manager, a terminal, or `meshtrain up`.
 
-`meshtraind replay` looks at what one did.
+`meshtraind install` makes it a service of the system, and `meshtraind replay` looks at what one did.
 """
 
 import argparse
@@ -22,6 +22,8 @@ from meshwire.addresses import DEFAULT_PORT
 from meshwire.memory_layout.shared_slots import DATA_DIR_VARIABLE
 
 EXIT_FAILED = 1
+LISTEN = f"0.0.0.0:{DEFAULT_PORT}"
+LOG_LEVEL = "info"
 log = logging.getLogger(__name__)
 
 
@@ -41,49 +43,27 @@ def main(arguments: list[str] | None = None) -> int:
         "  meshtraind run --peer 192.168.1.20 --name attic\n"
         "  meshtraind run --listen 127.0.0.1:0 --interface lo --data-dir /tmp/a",
     )
-    run.add_argument(
-        "--listen",
-        metavar="HOST:PORT",
-        default=f"0.0.0.0:{DEFAULT_PORT}",
-        help="where peers connect (default %(default)s; port 0 takes any free one)",
-    )
-    run.add_argument("--interface", metavar="IF", action="append", default=[], help="announce here only; repeatable")
-    run.add_argument("--peer", metavar="HOST[:PORT]", action="append", default=[], help="dial this too; repeatable")
-    run.add_argument("--no-mdns", action="store_true", help="neither announce nor look for devices on the network")
-    run.add_argument(
-        "--patience",
-        metavar="SECONDS",
-        type=float,
-        default=limits.PATIENCE_S,
-        help="how long a peer may be silent before jobs go on without it; every other timeout follows from it "
-        f"({limits.PATIENCE_S_MIN:g} to {limits.PATIENCE_S_MAX:g}, default %(default)g)",
-    )
-    run.add_argument("--name", help="how this device is called (default: the host name)")
-    run.add_argument("--data-dir", metavar="DIR", type=Path, help=f"keys, jobs, logs (or {DATA_DIR_VARIABLE})")
+    _add_daemon_options(run)
     run.add_argument(
         "--end-with-stdin",
         action="store_true",
         help="end when standard input, a pipe, does: for programs that start daemons of their own",
     )
-    run.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     run.add_argument(
         "--log-file",
         metavar="FILE",
         type=Path,
         help=f"log here and not to stderr; at {limits.LOG_FILE_BYTES_MAX // limits.MIB} MiB it becomes FILE.1",
     )
+    _add_service(commands)
     _add_replay(commands)
     options = parser.parse_args(arguments)
     if options.command == "replay":
         from meshtraind.replay.command import replay
 
         return replay(options.trace, as_json=options.json, out=sys.stdout, errors=sys.stderr)
-    keep_one_arena()
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # M3; numpy, imported with the first job, reads it
-    try:
-        handler = open_log(options.log_file, options.log_level)
-    except OSError as error:
-        parser.error(f"--log-file {options.log_file}: it cannot be written: {error.strerror or error}")
+    if options.command == "uninstall":
+        return _uninstall(options.data_dir or default_data_dir())
     try:
         config = Config.from_options(
             listen=options.listen,
@@ -96,12 +76,114 @@ def main(arguments: list[str] | None = None) -> int:
         )
     except ValueError as error:
         parser.error(str(error))
+    if options.command == "install":
+        return _install(_daemon_arguments(options, config.data_dir), config.data_dir, only_print=options.only_print)
+    keep_one_arena()
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # M3; numpy, imported with the first job, reads it
+    try:
+        handler = open_log(options.log_file, options.log_level)
+    except OSError as error:
+        parser.error(f"--log-file {options.log_file}: it cannot be written: {error.strerror or error}")
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(_run(config, handler, end_with_stdin=options.end_with_stdin))
     except StartError as error:
         print(f"meshtraind: error: {error}", file=sys.stderr)  # noqa: T201
         return EXIT_FAILED
+    return 0
+
+
+def _add_daemon_options(command: argparse.ArgumentParser) -> None:
+    """What a daemon is told at its start, be it now or by a service."""
+    command.add_argument(
+        "--listen",
+        metavar="HOST:PORT",
+        default=LISTEN,
+        help="where peers connect (default %(default)s; port 0 takes any free one)",
+    )
+    command.add_argument(
+        "--interface", metavar="IF", action="append", default=[], help="announce here only; repeatable"
+    )
+    command.add_argument("--peer", metavar="HOST[:PORT]", action="append", default=[], help="dial this too; repeatable")
+    command.add_argument("--no-mdns", action="store_true", help="neither announce nor look for devices on the network")
+    command.add_argument(
+        "--patience",
+        metavar="SECONDS",
+        type=float,
+        default=limits.PATIENCE_S,
+        help="how long a peer may be silent before jobs go on without it; every other timeout follows from it "
+        f"({limits.PATIENCE_S_MIN:g} to {limits.PATIENCE_S_MAX:g}, default %(default)g)",
+    )
+    command.add_argument("--name", help="how this device is called (default: the host name)")
+    command.add_argument("--data-dir", metavar="DIR", type=Path, help=f"keys, jobs, logs (or {DATA_DIR_VARIABLE})")
+    command.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default=LOG_LEVEL)
+
+
+def _daemon_arguments(options: argparse.Namespace, data_dir: Path) -> list[str]:
+    """The same options again, for a process without this one's environment and folder."""
+    words = ["--data-dir", str(data_dir)]
+    for flag, value, default in (
+        ("--listen", options.listen, LISTEN),
+        ("--patience", options.patience, limits.PATIENCE_S),
+        ("--log-level", options.log_level, LOG_LEVEL),
+        ("--name", options.name, None),
+    ):
+        words += [flag, str(value)] if value != default else []
+    words += [word for one in options.interface for word in ("--interface", one)]
+    words += [word for one in options.peer for word in ("--peer", one)]
+    return [*words, "--no-mdns"] if options.no_mdns else words
+
+
+def _add_service(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    install = commands.add_parser(
+        "install",
+        help="have the system start the daemon whenever you are logged in",
+        description="Makes the daemon a service of yours: a systemd user unit, a launchd agent, a task of Windows. It "
+        "starts now, and from then on by itself, with these options.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="examples:\n  meshtraind install\n  meshtraind install --name attic\n  meshtraind install --print",
+    )
+    _add_daemon_options(install)
+    install.add_argument("--print", action="store_true", dest="only_print", help="show the definition, change nothing")
+    uninstall = commands.add_parser(
+        "uninstall",
+        help="take that back; keys, pairings and jobs stay",
+        description="Stops the daemon that `meshtraind install` has set up, and has the system forget it. Keys, "
+        "pairings and jobs stay in the data folder.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="example:\n  meshtraind uninstall",
+    )
+    uninstall.add_argument("--data-dir", metavar="DIR", type=Path, help="the same as at `install`")
+
+
+def _install(arguments: list[str], data_dir: Path, *, only_print: bool) -> int:
+    from meshtraind.api.rundir import RunDir, RunDirError
+    from meshtraind.service.manager import ServiceError, service_for
+
+    try:
+        service = service_for(sys.platform, arguments, data_dir, Path.home())
+        if only_print:
+            print(service.definition, end="")  # noqa: T201
+            return 0
+        with RunDir(data_dir):  # who runs there already would be in the service's way
+            pass
+        service.install()
+    except (ServiceError, RunDirError, OSError) as error:
+        print(f"meshtraind: error: {error}", file=sys.stderr)  # noqa: T201
+        return EXIT_FAILED
+    print("\n".join((f"meshtraind is a service now: {service.path}", *service.next_steps)))  # noqa: T201
+    return 0
+
+
+def _uninstall(data_dir: Path) -> int:
+    from meshtraind.service.manager import ServiceError, service_for
+
+    try:
+        service_for(sys.platform, (), data_dir.expanduser().absolute(), Path.home()).uninstall()
+    except (ServiceError, OSError) as error:
+        print(f"meshtraind: error: {error}", file=sys.stderr)  # noqa: T201
+        return EXIT_FAILED
+    print(f"meshtraind is no service any more; keys, pairings and jobs stay in {data_dir}")  # noqa: T201
     return 0
 
 

@@ -1,0 +1,95 @@
+"""What a system's service manager is told of the daemon, as text: pure, so that all three can be tested anywhere.
+
+The daemon runs as its user, with this very Python environment, at a lower priority than what the user does. It is
+started again after an error, and not after `meshtrain down`, which ends it in order.
+"""
+
+import plistlib
+import subprocess
+from collections.abc import Sequence
+from pathlib import PurePath
+from xml.sax.saxutils import escape
+
+NAME = "meshtraind"
+LABEL = "org.meshtrain.meshtraind"  # launchd's names are domains, read backwards
+MARK = "Written by `meshtraind install`"  # what has it may be replaced, and removed, by the same command
+RESTART_S = 5
+STOP_S = 30  # learners are children, and get their grace
+NICE = 10
+
+
+def systemd_unit(command: Sequence[str]) -> str:
+    """A user unit (systemd.service(5))."""
+    return f"""\
+# {MARK}; `meshtraind uninstall` removes it.
+[Unit]
+Description=meshtrain daemon
+
+[Service]
+ExecStart={" ".join(map(_systemd_word, command))}
+Restart=on-failure
+RestartSec={RESTART_S}
+# Training gives way to whatever the owner is doing.
+Nice={NICE}
+# Learners are children and get this long to end by themselves.
+TimeoutStopSec={STOP_S}
+NoNewPrivileges=true
+# No MemoryDenyWriteExecute: torch.compile makes code at run time.
+
+[Install]
+WantedBy=default.target
+"""
+
+
+def _systemd_word(word: str) -> str:
+    """One argument as systemd reads it: quoted, with nothing that it would replace."""
+    for plain, quoted in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$")):
+        word = word.replace(plain, quoted)
+    return f'"{word}"'
+
+
+def launchd_agent(command: Sequence[str], log: PurePath) -> str:
+    """An agent of the user's session (launchd.plist(5)).
+
+    Args:
+        log: where its errors go, for an agent has no journal.
+    """
+    agent = {
+        "Label": LABEL,
+        "ProgramArguments": list(command),
+        "RunAtLoad": True,
+        "KeepAlive": {"SuccessfulExit": False},
+        "ThrottleInterval": RESTART_S,
+        "ExitTimeOut": STOP_S,
+        "Nice": NICE,
+        "StandardErrorPath": str(log),
+    }
+    text = plistlib.dumps(agent, sort_keys=False).decode()
+    return text.replace("<plist", f"<!-- {MARK}; `meshtraind uninstall` removes it. -->\n<plist", 1)
+
+
+def windows_task(command: Sequence[str]) -> str:
+    """A task that begins when the user logs on (Task Scheduler's schema 1.2)."""
+    program, *arguments = command
+    return f"""\
+<?xml version="1.0"?>
+<!-- {MARK}; `meshtraind uninstall` removes it. -->
+<Task version="1.2" xmlns="http://schemas.microsoft.com/windows/2004/02/mit/task">
+  <Triggers>
+    <LogonTrigger><Enabled>true</Enabled></LogonTrigger>
+  </Triggers>
+  <Settings>
+    <DisallowStartIfOnBatteries>false</DisallowStartIfOnBatteries>
+    <StopIfGoingOnBatteries>false</StopIfGoingOnBatteries>
+    <ExecutionTimeLimit>PT0S</ExecutionTimeLimit>
+    <Priority>8</Priority>
+    <RestartOnFailure><Interval>PT1M</Interval><Count>999</Count></RestartOnFailure>
+  </Settings>
+  <Actions>
+    <Exec>
+      <Command>{escape(program)}</Command>
+      <Arguments>{escape(subprocess.list2cmdline(arguments))}</Arguments>
+    </Exec>
+  </Actions>
+</Task>
+"""
