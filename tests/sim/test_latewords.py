@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from meshwire.membership.effects import Message
 from meshwire.messages.generation import AskIn, Wish
 from meshwire.sync_modes.mode import sync_settings
 from tests.sim.cluster import JOB, Cluster, Setting
@@ -66,7 +67,7 @@ def test_a_learner_that_computes_is_not_let_rest_for_a_word_of_before(hears: int
     number, late, heard_by = generation_of(cluster), cluster.daemons[2], cluster.daemons[hears]
     linked = tuple(daemon.member.device for daemon in cluster.daemons[:2])
     asks = AskIn(job=JOB, member=late.member, linked=linked)
-    body = asks if word == "asks in" else Wish(job=JOB, kind="rest")
+    body: Message = asks if word == "asks in" else Wish(job=JOB, kind="rest")
     heard_by.do(lambda: heard_by.driver.notice(late.member.device, body))
     running(cluster)
     assert number < generation_of(cluster) <= number + 2
