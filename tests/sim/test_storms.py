@@ -23,6 +23,7 @@ FOUND = {  # what these schedules have shown
     107: "a round was missed that nobody held any more",
     311: "who had met a newer root went on entitled in its own",
     2356: "a word to enter what was promised with a history that was left broke the protocol",
+    2974: "a learner that computed was let rest for an ask of before, and took its own place",
     511: "who was gone was counted, as another process",
     476: "a laptop that loads waited for ever for one that had gone on without it",
     554: "the same, with four laptops",

@@ -310,6 +310,10 @@ class Membership:
                 state.accuse(device, member.device)
             reason = f"{refused[0].name} was refused: {state.refusals.reason(refused[0].device)}"
             state.refuse(device, generation, reason, generation.number)
+        elif state.own_request.computes and rank_of(generation, state.me.device) not in generation.learning:
+            # What the proposer has heard is of before this learner began: the next one would take its own place (X3).
+            state.send(device, Wish(job=state.job, kind="learn"))
+            state.refuse(device, generation, "its learner computes, and has not asked to rest", generation.number)
         else:
             self._proposer.forget()
             self._promise(generation, now_s)

@@ -40,7 +40,8 @@ class MemberRequests:
             del self._wishes[device]
 
     def wish(self, device: str, kind: Kind, now_s: float) -> None:
-        """A member's newest wish."""
+        """A member's newest wish. It is in: what it asked for before was told late."""
+        self._asks.pop(device, None)
         self._wishes[device] = kind, now_s
 
     def unready(self, device: str) -> None:
@@ -104,6 +105,11 @@ class OwnRequest:
     def leaves(self) -> bool:
         """It goes, and does not ask in again."""
         return self._kind == "leave"
+
+    @property
+    def computes(self) -> bool:
+        """Its learner does, and nothing was asked for that would let the rank rest."""
+        return self._seat is Seat.TAKEN
 
     def found(self, number: int, *, computes: bool) -> None:
         """The job begins in this generation, with this member's learner if it `computes` there."""

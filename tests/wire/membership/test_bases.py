@@ -46,6 +46,7 @@ from tests.wire.membership.test_membership import (
     promise_of,
     provisional,
     sent,
+    without_learner,
 )
 
 NEWER = following(2, 0, ranks=(0, 1), learning=(0,))  # peer1 loads, peer2 slept
@@ -68,7 +69,7 @@ def left_for(effects: list[Effect]) -> list[Where | None]:
 
 def loading() -> Membership:
     """peer1, which loads in a generation in which peer0 alone computes; it knows nothing of peer2."""
-    two = machine(1)
+    two = without_learner(1)
     two.handle(LinkDown(THREE, "silent"), 0.1)
     followed(two, NEWER, 0.5)
     two.handle(Holding(loads_after=4), 0.0)
@@ -252,7 +253,7 @@ def test_a_checkpoint_is_no_base_until_it_is_loaded() -> None:
     """G4, J3: peer0 and peer1 have lost their bases and go back; peer2, which slept with its own, keeps it until one of
     them computes. They tell it nothing again and again meanwhile, and do not yield to it."""
     back = following(2, 0, ranks=(0, 1), learning=())
-    two = machine(1)
+    two = without_learner(1)
     two.handle(LinkDown(THREE, "silent"), 0.1)
     two.handle(MessageFrom(ONE, Propose(generation=back)), 0.5)
     two.handle(LOADS.model_copy(update={"holding": Holding(loads_after=4, saved=(2, b"s" * 16))}), 0.5)
@@ -293,7 +294,7 @@ def test_who_leaves_from_outside_is_gone_and_told_where_the_others_are() -> None
 def test_nobody_comes_back_to_what_is_being_laid_down() -> None:
     """J5: who has lain down before this member would ask in where nobody is any more."""
     for way, hears in (("lost", False), ("on", True)):
-        two, without = machine(1), following(2, 0, ranks=(0, 1), learning=())
+        two, without = without_learner(1), following(2, 0, ranks=(0, 1), learning=())
         two.handle(MessageFrom(ONE, Propose(generation=without)), 1.0)
         two.handle(LOADS, 1.0)
         effects = two.handle(MessageFrom(ONE, enter_of(without, way=way, complete=((0, 4), (1, 4)))), 1.1)

@@ -81,6 +81,13 @@ def machine(rank: int, generation: Generation | None = FIRST) -> Membership:
     return made
 
 
+def without_learner(rank: int) -> Membership:
+    """The same, and its learner has just been lost."""
+    made = machine(rank)
+    made.handle(RequestMade("rest"), 0.0)
+    return made
+
+
 def following(number: int, proposer: int, **changes: Any) -> Generation:
     update = {
         "number": number,
@@ -658,7 +665,7 @@ def test_a_wish_is_repeated_until_it_is_fulfilled() -> None:
 @pytest.mark.parametrize("way", ["on", "lost", "failed"])
 def test_the_shell_is_told_when_nothing_is_left_to_go_on_from(way: str) -> None:
     """J3: not yet when no learner computes."""
-    two, proposed = machine(1), following(2, 0, learning=())
+    two, proposed = without_learner(1), following(2, 0, learning=())
     two.handle(MessageFrom(ONE, Propose(generation=proposed)), 1.0)
     two.handle(HELD, 1.0)
     effects = two.handle(MessageFrom(ONE, enter_of(proposed, way=way)), 1.1)
@@ -668,7 +675,7 @@ def test_the_shell_is_told_when_nothing_is_left_to_go_on_from(way: str) -> None:
 
 def gone_back(rank: int) -> tuple[Membership, Generation, list[Effect]]:
     """This member is told that all go back to what peer0 has saved after round 2."""
-    one, proposed = machine(rank), following(2, 0, learning=())
+    one, proposed = without_learner(rank), following(2, 0, learning=())
     one.handle(MessageFrom(ONE, Propose(generation=proposed)), 1.0)
     one.handle(HELD, 1.0)
     back = {"way": "back", "cut": 2, "chain": b"b" * 16, "reload": (0, 1, 2), "complete": ((0, 2), (1, 2), (2, 2))}
@@ -955,3 +962,39 @@ def test_whoever_returns_and_is_listed_as_computing_rests_first() -> None:
     resting = following(4, 0, learning=(0, 2), parent=returned.digest())
     assert not wishes(followed(two, resting, 3.0))
     assert wishes(two.handle(RequestMade("learn"), 4.0)) == {"learn"}
+
+
+def test_whose_learner_computes_promises_no_generation_in_which_it_rests() -> None:
+    """X3: its next learner would be itself, with samples that others are dealt meanwhile. Who proposes has heard of
+    before, is told how it is, and asks for no other reason again."""
+    two, proposed = machine(1), following(2, 0, learning=(0, 2))
+    effects = two.handle(MessageFrom(ONE, Propose(generation=proposed)), 1.0)
+    assert kinds(effects) == [Wish, Refused], "in this order: the refusal is answered by another proposal"
+    assert [(to, wish.kind) for to, wish in sent(effects, Wish)] == [(ONE, "learn")]
+    assert [refused.number for _, refused in sent(effects, Refused)] == [2], "it is not unwilling to go on with them"
+    assert phase(two) is MembershipPhase.RUNNING
+    two.handle(RequestMade("rest"), 1.1)
+    assert Fence in kinds(two.handle(MessageFrom(ONE, Propose(generation=proposed)), 1.1))
+
+
+def test_who_has_let_a_learner_rest_that_computes_lists_it_again() -> None:
+    one = machine(0)
+    effects = one.handle(MessageFrom(THREE, AskIn(job=JOB, member=MEMBERS[2], linked=(ONE, TWO))), 1.0)
+    proposed = sent(effects, Propose)[0][1].generation
+    assert proposed.learning == (0, 1)
+    one.handle(HELD, 1.0)
+    one.handle(MessageFrom(THREE, Wish(job=JOB, kind="learn")), 1.1)
+    refused = Refused(job=JOB, generation=proposed.hash64(), number=proposed.number, reason="its learner computes")
+    effects = one.handle(MessageFrom(THREE, refused), 1.1) + one.handle(TimerDue(), 1.1 + TIMEOUTS.turn_s)
+    again = sent(effects, Propose)[0][1].generation
+    assert (again.ranks, again.learning) == ((0, 1, 2), (0, 1, 2))
+
+
+def test_who_wishes_has_come_in_since_it_asked() -> None:
+    """X3: both were told on one link, which had stalled; the ask alone would be a reason to let its learner rest."""
+    two = machine(1)
+    two.handle(MessageFrom(THREE, AskIn(job=JOB, member=MEMBERS[2], linked=(ONE, TWO))), 1.0)
+    assert "peer2 asks in" in two.waiting()
+    two.handle(MessageFrom(THREE, Wish(job=JOB, kind="learn")), 1.0)
+    assert not two.waiting()
+    assert not sent(two.handle(TimerDue(), 1.0 + TIMEOUTS.answer_s), Propose)
