@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 DAEMON, WIRE, TRAIN, SIM = "tests/daemon", "tests/wire", "tests/train", "tests/sim"
 CLUSTER = f"{SIM}/test_cluster.py::test_every_schedule_keeps_the_rules_and_recovers[0]"
-STORM = f"{SIM}/test_storms.py::test_waves_of_faults_break_no_rule[2]"
 
 
 @dataclass(frozen=True)
