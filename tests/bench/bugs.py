@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 DAEMON, WIRE, TRAIN, SIM = "tests/daemon", "tests/wire", "tests/train", "tests/sim"
 CLUSTER = f"{SIM}/test_cluster.py::test_every_schedule_keeps_the_rules_and_recovers[0]"
-STORM = f"{SIM}/test_storms.py::test_waves_of_faults_break_no_rule[2]"
 
 
 @dataclass(frozen=True)
@@ -734,7 +733,31 @@ BUGS: tuple[Bug, ...] = (
         "Proposer._electorate",
         "(gone | {*base.gone}) - counted",
         "gone | {*base.gone}",
-        f"{SIM}/test_storms.py -k found_once",
+        f"{WIRE}/membership/test_gone.py -k another_process",
+    ),
+    Bug(
+        "newer-root-not-told-with-a-promise",
+        "meshwire.membership.state",
+        "MembershipState.would_say",
+        "later = () if self.later is None else (electorate_of(self.later, entered=True),)",
+        "later = ()",
+        f"{WIRE}/membership/test_gone.py -k newer_root",
+    ),
+    Bug(
+        "promised-beside-a-newer-root",
+        "meshwire.membership.machine",
+        "Membership._on_propose",
+        "later.root > generation.number",
+        "False",
+        f"{WIRE}/membership/test_gone.py -k newer_root",
+    ),
+    Bug(
+        "those-that-are-gone-go-on",
+        "meshwire.membership.state",
+        "MembershipState.later",
+        "return later if goes_on else None",
+        "return later",
+        f"{WIRE}/membership/test_gone.py -k binds_nobody",
     ),
     Bug(
         "newcomers-decide",

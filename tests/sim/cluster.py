@@ -7,7 +7,7 @@ fails is shrunk to the faults that it needs, and told as a transcript.
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -193,6 +193,15 @@ class Cluster:
 
     # What daemons tell.
 
+    def promises(self, daemon: Daemon, generation: Generation) -> None:
+        """What it has been told until now goes with its promise (G4, gone)."""
+        alive = {one.member for one in self.daemons if one.alive}
+        self.line.promised(generation, [other for other in daemon.heard.values() if alive & {*other.live.values()}])
+        rounds = daemon.rounds
+        held = "without a history" if rounds is None else f"holding {rounds.history.complete} rounds"
+        self.tell(daemon.name, f"promises generation {generation.number}, {held}")
+        self.moments.come(Moment.PROMISES, daemon.number)
+
     def entered(self, daemon: Daemon, generation: Generation, enter: Enter) -> None:
         key = generation.hash64()
         cut = enter.cut, enter.chain
@@ -216,7 +225,6 @@ class Cluster:
             generation,
             [other for other in held if other is not None],
             partial(self._is_known_gone, generation),
-            partial(self._has_met, generation),
         )
         self.tell(daemon.name, f"goes on in generation {generation.number}")
         self.moments.come(Moment.GOES_ON, daemon.number)
@@ -232,13 +240,6 @@ class Cluster:
         there = {member.device: member.incarnation for member in generation.live.values()}
         known = there.get(life[0], life[1]) != life[1] or any(d.knows_gone(life) for d in self._members(generation))
         return life not in lives and known
-
-    def _has_met(self, generation: Generation, apart: Collection[int], root: int) -> bool:
-        """Does a member know by a word of somebody who lives that one of these generations, of a root above this, has
-        been entered?"""
-        alive = {daemon.member for daemon in self.daemons if daemon.alive}
-        heard = (other for daemon in self._members(generation) for other in daemon.heard.values())
-        return any(o.hash64() in apart and o.root > root and alive & {*o.live.values()} for o in heard)
 
     def completed(self, rounds: WatchedRounds, done: RoundComplete) -> None:
         assert "its process has ended" not in done.reason, "V2: a learner that dies costs no round"

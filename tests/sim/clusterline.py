@@ -1,6 +1,6 @@
 """The line of entitled generations: no two of them go on apart, and what one has committed is never given up (G4)."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from meshwire.messages.job import Generation
@@ -18,7 +18,7 @@ class Kept:
 
 
 class Line:
-    """Fed with every generation that anybody enters, and goes on in. Raises AssertionError.
+    """Fed with every generation that anybody promises, enters, and goes on in. Raises AssertionError.
 
     Of a history that nobody holds any more nothing is asked: its holders have all been killed.
     """
@@ -28,6 +28,15 @@ class Line:
         self._went_on = {first.hash64()}  # entitled ones
         self._kept: dict[int, Kept] = {}
         self._parted: set[frozenset[int]] = set()  # by the first generations of both sides
+        self._met: dict[int, set[int]] = {}  # by generation: the others of which those knew that promised it
+
+    def promised(self, generation: Generation, met: Iterable[Generation]) -> None:
+        """A member promises it, and somebody who lives has told that member before that he is in these others.
+
+        What it is told later counts for its next promise: nothing that it says of this one depends on it, so it might
+        as well have been told after this one was entered.
+        """
+        self._met.setdefault(generation.hash64(), set()).update(other.hash64() for other in met)
 
     def entered(self, generation: Generation) -> None:
         self._entered[generation.hash64()] = generation
@@ -37,18 +46,16 @@ class Line:
         generation: Generation,
         held: Collection[Generation],
         is_gone: Callable[[Life], bool],
-        has_met: Callable[[Collection[int], int], bool],
     ) -> None:
         """All members have entered it: rounds can be completed.
 
         What an incarnation that is gone had promised nobody knows (G4, gone): where all that made a generation are
-        gone, those that only they had taken in and those that were apart can both go on, until they meet.
+        gone, those that only they had taken in and those that were apart can both go on, until they meet: then no
+        member promises another generation that is entitled, but one after the newer root.
 
         Args:
             held: where all live daemons are that have rounds.
             is_gone: whether this process has ended, and a member knows that.
-            has_met: whether somebody who lives and is in one of these generations, by hash, has told a member so, and
-                its root is above this number.
         """
         if generation.provisional or generation.hash64() in self._went_on:
             return
@@ -61,7 +68,10 @@ class Line:
             if self._parted_by_the_gone(generation, other, is_gone):
                 apart = {one for one in self._entered if key in self._ancestors(self._entered[one])} - own
                 root = max(self._entered[one].root for one in own if one != generation.hash64())
-                assert not has_met(apart, root), f"G4: {told(other)} is known, and {told(generation)} is entitled"
+                met = [self._entered[one] for one in apart & self._met.get(generation.hash64(), set())]
+                newest = max(met, key=lambda one: one.root, default=None)
+                if newest is not None and newest.root > root:
+                    raise AssertionError(f"G4: {told(newest)} is known, and {told(generation)} is entitled")
                 continue
             raise AssertionError(f"G4: two entitled parts go on apart, {told(other)} and {told(generation)}")
         self._went_on.add(generation.hash64())

@@ -61,10 +61,7 @@ class Witness:
                 newest = ballot(generation)
                 assert self._ballot is None or newest > self._ballot, "G2: promises have rising ballots"
                 self._ballot = newest
-                rounds = daemon.rounds
-                held = "without a history" if rounds is None else f"holding {rounds.history.complete} rounds"
-                world.tell(daemon.name, f"promises generation {generation.number}, {held}")
-                world.moments.come(Moment.PROMISES, daemon.number)
+                world.promises(daemon, generation)
             case CatchUpFrom():
                 world.moments.come(Moment.CATCHES_UP, daemon.number)
             case EnterGeneration(generation, enter):

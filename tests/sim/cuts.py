@@ -190,7 +190,7 @@ class Mesh:
                 continue
             held = [other.machine.generation for other in self.peers if other.history is not None]
             there_too = [other for other in held if other is not None]
-            self.line.went_on(generation, there_too, lambda _life: False, lambda _apart, _root: False)  # nobody ends
+            self.line.went_on(generation, there_too, lambda _life: False)  # nobody ends
             self._went_on.add(generation.hash64())
             for other in there:
                 assert other.history is not None

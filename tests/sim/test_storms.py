@@ -31,6 +31,7 @@ FOUND = {  # what these schedules have shown
     860: "a state of another history was loaded",
     1101: "a laptop that loads ended the job for one that computed",
     2326: "all who decided were gone, and two parts were entitled at once",
+    3319: "what a member was told after its promise was taken for what it knew, and promised all the same",
     4351: "who counted promised two generations, entered one and was killed, and those of the other were entitled, too",
     6791: "two proposers whose link had stalled outbid each other until nobody remembered what was promised",
     6761: "a base was given up in time for one that was there until just then, and the check saw none",
