@@ -39,11 +39,11 @@ class Client:
         self._next_request = 1
 
     @classmethod
-    def connect(cls, data_dir: Path) -> "Client":
+    def connect(cls, data_dir: Path, timeout_s: float = CONNECT_TIMEOUT_S) -> "Client":
         """Connects a command to the daemon of this data folder. Raises DaemonNotRunning."""
         endpoint, token = _running(data_dir)
         try:
-            client, reply = cls.attach(endpoint, Attach(token=token, role="client"))
+            client, reply = cls.attach(endpoint, Attach(token=token, role="client"), timeout_s)
         except OSError as error:
             raise DaemonNotRunning(f"no daemon answers behind {data_dir} ({error})") from error
         if not isinstance(reply, Done):
@@ -52,14 +52,14 @@ class Client:
         return client
 
     @classmethod
-    def attach(cls, endpoint: str, attach: Attach) -> tuple["Client", Wire]:
+    def attach(cls, endpoint: str, attach: Attach, timeout_s: float = CONNECT_TIMEOUT_S) -> tuple["Client", Wire]:
         """Connects to `unix:PATH` or `tcp:HOST:PORT` and says who asks; returns the daemon's answer, too.
 
         Raises OSError (nobody listens there), RequestError (refused), ConnectionLost.
         """
         client = cls(_open(endpoint))
         try:
-            return client, client.request(attach, timeout_s=CONNECT_TIMEOUT_S, name="attach")
+            return client, client.request(attach, timeout_s=timeout_s, name="attach")
         except BaseException:
             client.close()
             raise

@@ -39,7 +39,7 @@ def complete_peers(context: typer.Context, incomplete: str) -> list[Offer]:
 def _answer(context: typer.Context, question: Wire) -> Wire | None:
     typed = context.params.get("data_dir")
     try:
-        client = Client.connect(data_folder(Path(typed) if typed else None))
+        client = Client.connect(data_folder(Path(typed) if typed else None), ANSWER_TIMEOUT_S)
         try:
             return client.request(question, timeout_s=ANSWER_TIMEOUT_S, name="completion")
         finally:

@@ -18,6 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from meshtrain.cli.app import app
+from meshtrain.cli.ui import completion
 from meshtrain.cli.ui.follow_view import View, prefixes, status_text
 from meshtrain.cli.ui.log_pieces import LINE_CHARS_MAX, Lines
 from meshtrain.cli.ui.terminal import human_seconds, printable_lines
@@ -481,6 +482,21 @@ def test_tab_offers_paired_devices(endpoint: Endpoint) -> None:
     endpoint.answers[GetPeers] = Peers(peers=tuple(peers))
     assert completions("meshtrain unpair a", "a") == ["anna", "attic"]
     assert completions("meshtrain unpair s", "s") == []
+
+
+def test_tab_does_not_wait_for_a_daemon_that_hangs(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(completion, "ANSWER_TIMEOUT_S", 0.2)
+    released = threading.Event()
+
+    def late(_body: Any, _emit: Emit) -> Wire:
+        released.wait(WAIT_S)
+        return Done()
+
+    endpoint.answers[GetJobs] = late
+    began_s = time.monotonic()
+    assert completions("meshtrain logs ", "") == []
+    assert time.monotonic() - began_s < WAIT_S / 2
+    released.set()
 
 
 def test_tab_offers_nothing_and_says_nothing_without_a_daemon() -> None:
