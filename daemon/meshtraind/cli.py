@@ -17,6 +17,7 @@ from meshtraind.runtime.free_memory import keep_one_arena
 from meshtraind.runtime.log_file import open_log
 from meshtraind.runtime.log_limit import LimitedHandler
 from meshtraind.runtime.tasks import TaskSet
+from meshtraind.trust.pins import IntroductionPolicy
 from meshwire import limits
 from meshwire.addresses import DEFAULT_PORT
 from meshwire.memory_layout.shared_slots import DATA_DIR_VARIABLE
@@ -58,6 +59,12 @@ def main(arguments: list[str] | None = None) -> int:
         help="how long a peer may be silent before jobs go on without it; every other timeout follows from it "
         f"({limits.PATIENCE_S_MIN:g} to {limits.PATIENCE_S_MAX:g}, default %(default)g)",
     )
+    run.add_argument(
+        "--introductions",
+        choices=[policy.value for policy in IntroductionPolicy],
+        help="devices that a paired one introduces: take them, ask first, or never; kept until it is given again "
+        "(default: accept)",
+    )
     run.add_argument("--name", help="how this device is called (default: the host name)")
     run.add_argument("--data-dir", metavar="DIR", type=Path, help=f"keys, jobs, logs (or {DATA_DIR_VARIABLE})")
     run.add_argument(
@@ -93,6 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
             name=options.name,
             data_dir=options.data_dir or default_data_dir(),
             patience_s=options.patience,
+            introductions=options.introductions,
         )
     except ValueError as error:
         parser.error(str(error))

@@ -187,6 +187,22 @@ class Links:
         self._book.awaits(devices, time.monotonic())
         self.dial_now()
 
+    @property
+    def away(self) -> Mapping[str, str]:
+        """Names of the paired devices that are not linked, by device id."""
+        names = self._trust.names if self._trust is not None else {}
+        return {device: printable(name) for device, name in names.items() if device not in self._linked}
+
+    def gossip_for(self, device: str) -> tuple[KnownPeer, ...]:
+        """What a linked device may be told of where others are."""
+        return self._book.gossip_for(device)
+
+    def met_elsewhere(self, device: str, addresses: Collection[Address]) -> None:
+        """Somebody has reached a device at these addresses: dials them, if it is trusted."""
+        for address in addresses:
+            self._book.learn(device, address, Source.GOSSIP, time.monotonic())
+        self.dial_now()
+
     def drop(self, device: str, reason: str) -> None:
         """Ends the link to a device, e.g. because it was unpaired."""
         self._unlinkable.pop(device, None)

@@ -7,12 +7,14 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from meshtraind.app import App, Config, StartError
 from meshtraind.storage.job_record import Job
 from meshtraind.transport.connection import RequestFailed
+from meshtraind.trust.newcomers import Verdict
 from meshtraind.trust.tls import Trust
 from meshwire import limits
 from meshwire.frames.header import HEADER_BYTES, LAYOUT, MAGIC, WIRE_VERSION, Header, Kind
@@ -93,6 +95,42 @@ async def test_paired_daemons_link_and_unpairing_drops_the_link(tmp_path: Path) 
         await until(lambda: not linked(anna) and not linked(bert), "the end of the link")
         assert [row.state for row in anna.mesh.peers()] == ["paired"]
         assert bert.mesh.peers() == ()
+
+
+@pytest.mark.asyncio
+async def test_one_code_joins_the_mesh_and_a_removal_holds(tmp_path: Path) -> None:
+    """K1, K4: carl is paired with bert alone, and linked with anna as well. Removed at anna he stays so, whatever bert
+    says, until a code is typed there."""
+    names = "anna", "bert", "carl"
+    async with running(*(config(tmp_path, name) for name in names)) as (anna, bert, carl):
+        await pair(anna, bert)
+        await pair(bert, carl)
+        await until(lambda: linked(anna) == {"bert", "carl"} and linked(carl) == {"anna", "bert"}, "all links")
+        assert {row.name: row.added_by for row in anna.mesh.peers()} == {"bert": None, "carl": "bert"}
+        assert [(one.name, one.added_by) for one in carl.mesh.joined] == [("anna", "bert")]
+        assert [one.name for one in anna.mesh.introducer.joined_since(0)] == ["carl"]
+        told = anna.mesh.unpair(Unpair(peer="carl"))
+        assert (told.removed[0].name, told.others) == ("carl", ("bert",))
+        await until(lambda: not linked(anna) & {"carl"} and linked(carl) == {"bert"}, "the end of the link")
+        await until(lambda: any("anna has removed carl" in said for said in bert.mesh.warnings), "the warning")
+    async with running(config(tmp_path, "anna")) as (anna,):
+        verdicts = []
+        judge = anna.mesh.introducer.newcomers.judge
+
+        def noted(*given: Any, **named: Any) -> Any:
+            verdicts.append(judge(*given, **named))
+            return verdicts[-1]
+
+        anna.mesh.introducer.newcomers.judge = noted  # type: ignore[method-assign]
+        at_anna = anna.mesh.listen
+        async with running(config(tmp_path, "bert", peers=[at_anna]), config(tmp_path, "carl")) as (bert, carl):
+            await until(lambda: linked(anna) == {"bert"}, "the link")
+            await until(lambda: bool(verdicts), "bert's next word")
+            assert set(verdicts) == {Verdict.REMOVED}
+            assert [row.name for row in anna.mesh.peers()] == ["bert"]
+            await pair(anna, carl)
+            await until(lambda: linked(anna) == {"bert", "carl"}, "the link by a code")
+            assert {row.name: row.added_by for row in anna.mesh.peers()} == {"bert": None, "carl": None}
 
 
 @pytest.mark.asyncio
