@@ -30,12 +30,13 @@ from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.job_history import HistoryError, JobHistory
 from meshtraind.storage.migration import migrate
 from meshtraind.trust.identity import IdentityError, load_or_create
-from meshtraind.trust.pins import IntroductionPolicy, PinsError, PinTable
+from meshtraind.trust.pins import PinsError, PinTable
 from meshtraind.trust.tls import Trust
 from meshwire import limits
 from meshwire.addresses import Address, split_host_port
 from meshwire.discovery.addressbook import AddressBook
 from meshwire.messages.link import Hello, Software
+from meshwire.messages.local import IntroductionPolicy
 
 log = logging.getLogger(__name__)
 

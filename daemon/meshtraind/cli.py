@@ -17,10 +17,10 @@ from meshtraind.runtime.free_memory import keep_one_arena
 from meshtraind.runtime.log_file import open_log
 from meshtraind.runtime.log_limit import LimitedHandler
 from meshtraind.runtime.tasks import TaskSet
-from meshtraind.trust.pins import IntroductionPolicy
 from meshwire import limits
 from meshwire.addresses import DEFAULT_PORT
 from meshwire.memory_layout.shared_slots import DATA_DIR_VARIABLE
+from meshwire.messages.local import IntroductionPolicy
 
 EXIT_FAILED = 1
 log = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from meshwire.discovery.addressbook import AddressBook, Source
 from meshwire.frames.header import WIRE_VERSION
 from meshwire.messages.local import (
     IntroducedDevice,
-    Introducing,
+    IntroductionPolicy,
     PairAccept,
     PairCode,
     Paired,
@@ -144,9 +144,9 @@ class Mesh:
         return (*own, *self._links.unlinkable.values(), *self.introducer.warnings)
 
     @property
-    def introductions(self) -> Introducing:
+    def introductions(self) -> IntroductionPolicy:
         """What is done with the words of others about devices."""
-        return self._pins.introductions.value
+        return self._pins.introductions
 
     @property
     def joined(self) -> tuple[IntroducedDevice, ...]:

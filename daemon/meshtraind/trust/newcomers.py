@@ -4,9 +4,10 @@ import time
 from enum import StrEnum
 
 from meshtraind.trust.identity import device_id_of
-from meshtraind.trust.pins import IntroductionPolicy, Pin, PinTable, UnknownPeerError
+from meshtraind.trust.pins import Pin, PinTable, UnknownPeerError
 from meshwire import limits
 from meshwire.messages.link import Introduction
+from meshwire.messages.local import IntroductionPolicy
 
 
 class Verdict(StrEnum):

@@ -13,7 +13,6 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -22,6 +21,7 @@ from meshtraind.runtime.data_folder import FORMAT
 from meshtraind.trust.identity import device_id_of
 from meshwire import limits
 from meshwire.addresses import Address
+from meshwire.messages.local import IntroductionPolicy
 from meshwire.text import printable
 
 _CREATE = """
@@ -64,14 +64,6 @@ class AmbiguousPeerError(PinsError):
 
 class RemovedError(PinsError):
     """A person has removed the device: an introduction does not take it in again."""
-
-
-class IntroductionPolicy(StrEnum):
-    """What this device does with the words of trusted devices about others (K3)."""
-
-    ACCEPT = "accept"
-    ASK = "ask"
-    NEVER = "never"
 
 
 @dataclass(frozen=True)

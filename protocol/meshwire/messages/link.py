@@ -69,8 +69,10 @@ class Introduction(Wire):
 
 @message("introductions")
 class Introductions(Wire):
-    """Notice: all whom the sender introduces (K1), anew whenever they change. And whom a person has removed there, which
-    people are told, and nobody obeys (K5)."""
+    """Notice: all whom the sender introduces (K1), anew whenever they change.
+
+    `removed`: by a person, there. People are told of it, and nobody obeys it (K5).
+    """
 
     devices: Annotated[tuple[Introduction, ...], Field(max_length=limits.INTRODUCTIONS_MAX)]
     removed: Annotated[tuple[DeviceId, ...], Field(max_length=limits.REMOVALS_TOLD_MAX)] = ()

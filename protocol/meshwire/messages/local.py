@@ -3,6 +3,7 @@
 The endpoint speaks the same frames as peers do. The first message is `Attach`; nothing else is answered before it.
 """
 
+from enum import StrEnum
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -25,7 +26,6 @@ from meshwire.messages.job import (
 from meshwire.messages.link import Software, Version
 
 Chosen = tuple[Annotated[str, Field(max_length=64)], ...]  # peers by name or id prefix
-Introducing = Literal["accept", "ask", "never"]  # what this device does with the words of others about devices
 AnyPath = Annotated[str, Field(min_length=1, max_length=limits.PATH_CHARS_MAX)]  # on this machine
 
 
@@ -57,6 +57,14 @@ class LinkTraffic(Wire):
     spared_bytes: int  # of them, by the lossless stage (W5)
 
 
+class IntroductionPolicy(StrEnum):
+    """What this device does with the words of trusted devices about others (K3)."""
+
+    ACCEPT = "accept"
+    ASK = "ask"
+    NEVER = "never"
+
+
 class IntroducedDevice(Wire):
     """A device that came by another's word. `added_by`: the other's name, to be shown as it is, like `name`."""
 
@@ -85,7 +93,7 @@ class Status(Wire):
     rtt_s: float | None = None  # of the farthest linked peer
     timeouts: tuple[tuple[Text, float], ...] = ()  # in seconds: what follows from these two
     links: tuple[LinkTraffic, ...] = ()
-    introductions: Introducing = "accept"  # K3
+    introductions: IntroductionPolicy = IntroductionPolicy.ACCEPT
     joined: tuple[IntroducedDevice, ...] = ()  # within the last day
     waiting: tuple[IntroducedDevice, ...] = ()  # for a person's word, once for each that introduces it
 

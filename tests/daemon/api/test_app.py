@@ -279,6 +279,14 @@ async def test_a_taken_port_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
+async def test_what_was_said_of_introductions_is_kept_until_it_is_said_again(tmp_path: Path) -> None:
+    """K3: a start without the option is not a word for `accept`."""
+    for said, kept in ((None, "accept"), ("never", "never"), (None, "never"), ("ask", "ask"), (None, "ask")):
+        async with running(config(tmp_path, "anna", introductions=said)) as (app,):
+            assert app.mesh.introductions == kept
+
+
+@pytest.mark.asyncio
 async def test_the_patience_reaches_the_whole_daemon(tmp_path: Path) -> None:
     async with running(config(tmp_path, "anna", patience_s=0.5)) as (app,):
         assert app.mesh.node.patience_s == 0.5
