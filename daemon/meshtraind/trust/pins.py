@@ -257,7 +257,7 @@ class PinTable:
 
     def name_of(self, device_id: str) -> str:
         """What a device was called, also one that was removed; the beginning of its id where nobody knows."""
-        known = {one.device_id: one.name for one in (*self.removed(), *self.all())}
+        known = {one.device_id: one.name for one in self.removed()} | {pin.device_id: pin.name for pin in self.all()}
         return printable(known.get(device_id, device_id[:8]))
 
     def find(self, text: str) -> Pin:

@@ -221,7 +221,7 @@ def pair(
     if code is None:
         if at is not None:
             raise BadCommandLine("--at goes with a code", "meshtrain pair CODE --at HOST[:PORT]")
-        _pair_host(data_dir, shows_qr(LINES_BESIDE) if qr is None else qr)
+        _pair_host(data_dir, qr)
         return
     digits = re.sub(r"[\s-]", "", code)
     if not re.fullmatch(r"[0-9]{6}", digits):
@@ -235,7 +235,7 @@ def pair(
     _show_paired(reply)
 
 
-def _pair_host(data_dir: DataDir, qr: bool) -> None:
+def _pair_host(data_dir: DataDir, qr: bool | None) -> None:
     show = functools.partial(_show_code, qr)
     try:
         with connected(data_dir) as client:
@@ -246,12 +246,14 @@ def _pair_host(data_dir: DataDir, qr: bool) -> None:
     _show_paired(reply)
 
 
-def _show_code(qr: bool, event: Wire) -> None:
+def _show_code(qr: bool | None, event: Wire) -> None:
     if isinstance(event, PairCode):
-        if qr:
+        if qr is not False:
             # All of it, for that is what nobody likes to type; the address makes it work where mDNS does not.
             where = f" --at {_to_type(event.addresses[0], event.port)}" if event.addresses else ""
-            say("\n".join(qr_lines(f"meshtrain pair {event.code}{where}")))
+            drawn = qr_lines(f"meshtrain pair {event.code}{where}")
+            if qr or shows_qr(drawn, LINES_BESIDE):
+                say("\n".join(drawn))
         say(f"Pairing code: {event.code}    (valid for {human_seconds(event.expires_s)})")
         say("On the other device type:")
         say(f"  meshtrain pair {event.code}")

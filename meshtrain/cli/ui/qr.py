@@ -10,7 +10,6 @@ import sys
 from collections.abc import Sequence
 
 BORDER = 2  # modules; the standard asks for 4 where the surroundings are printed, readers of screens are content with 2
-COLUMNS = 33 + 2 * BORDER  # of the codes that are drawn here: up to 62 characters
 _BLACK_ON_WHITE = "\x1b[30;107m"
 _AS_BEFORE = "\x1b[0m"
 _HALVES = {(False, False): " ", (True, False): "\u2580", (False, True): "\u2584", (True, True): "\u2588"}
@@ -34,10 +33,11 @@ def _halves(upper: Sequence[bool], lower: Sequence[bool]) -> str:
     return "".join(_HALVES[pair] for pair in zip(upper, lower, strict=True))
 
 
-def shows_qr(lines_beside: int) -> bool:
-    """Whether a code would be seen as one on stderr: a terminal that shows UTF-8, with room for it and the text."""
+def shows_qr(lines: Sequence[str], lines_beside: int) -> bool:
+    """Whether these would be seen as a code on stderr: a terminal that shows UTF-8, with room for them and the text."""
     encoding = (sys.stderr.encoding or "").lower().replace("-", "")
     if not sys.stderr.isatty() or encoding != "utf8" or os.environ.get("TERM") == "dumb":
         return False
-    columns, lines = shutil.get_terminal_size(fallback=(0, 0))
-    return columns >= COLUMNS and lines >= COLUMNS // 2 + lines_beside
+    columns, rows = shutil.get_terminal_size(fallback=(0, 0))
+    width = len(lines[0]) - len(_BLACK_ON_WHITE + _AS_BEFORE)
+    return columns >= width and rows >= len(lines) + lines_beside

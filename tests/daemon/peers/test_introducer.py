@@ -257,7 +257,7 @@ async def test_what_is_no_certificate_ends_the_reading_and_is_named(
 async def test_however_much_a_device_says_one_word_of_it_lies_here(
     devices: Devices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A million devices, in words of which each replaces the one before; read once in an interval."""
+    """K6: a million devices, in words of which each replaces the one before; read once in an interval."""
     monkeypatch.setattr(introducer_module, "READ_INTERVAL_S", 3600.0)
     anna, bert = devices["anna"], devices["bert"]
     anna.pin(bert)

@@ -1,4 +1,4 @@
-"""Which devices take part in a job: those that are all linked with each other. Who is left out is named, and why."""
+"""K7: which devices take part in a job: those that are all linked with each other. Who is left out is named."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""K1 to K4: what becomes of a trusted device's word about another one, word by word, and what stays on the disk."""
+"""K1 to K4, K6: what becomes of a trusted device's word about another one, word by word, and what stays on the disk."""
 
 import ssl
 from collections.abc import Iterator
@@ -230,7 +230,7 @@ def test_whom_another_one_has_removed_waits(anna: Anna) -> None:
 
 
 def test_one_device_fills_no_more_than_its_share(anna: Anna, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has joined by its word and what waits at it count together."""
+    """K6. What has joined by its word and what waits at it count together."""
     monkeypatch.setattr(limits, "INTRODUCTIONS_MAX", 2)
     anna.pairs("dora")
     verdicts = [anna.hears("bert", "carl"), anna.hears("bert", "emil", doubted=True)]
