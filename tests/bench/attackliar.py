@@ -681,14 +681,14 @@ async def introductions(scene: Scene) -> str:
             junk = Introduction(certificate_der=secrets.token_bytes(400), name="x", addresses=())
             link.notify(Introductions(devices=(junk,)))
             link.notify(Introductions(devices=invented(limits.INTRODUCTIONS_MAX)))
-        came = await in_thread(joined)
+        came = await asyncio.to_thread(joined)
         if not 0 < len(came) <= limits.INTRODUCTIONS_MAX:
             raise NotHeldError(f"{len(came)} devices joined by the liar's word")
         for device in came:
-            await in_thread(lambda gone=device: victim.request(Unpair(peer=gone), ANSWER_S, "unpair"))
+            await asyncio.to_thread(victim.request, Unpair(peer=device), ANSWER_S, "unpair")
         link.notify(Introductions(devices=first))
         await asyncio.sleep(2.5)
-        if back := await in_thread(joined) & came:
+        if back := await asyncio.to_thread(joined) & came:
             raise NotHeldError(f"{len(back)} devices that were removed are back")
     if missing := set(NAMES) - {victim.name} - victim.linked():
         raise NotHeldError(f"anna has lost {missing}")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from meshtraind.app import App, Config, StartError
+from meshtraind.peers.selection import ask_who_is_linked, choose_members
 from meshtraind.storage.job_record import Job
 from meshtraind.transport.connection import RequestFailed
 from meshtraind.trust.newcomers import Verdict
@@ -113,6 +114,9 @@ async def test_one_code_joins_the_mesh_and_a_removal_holds(tmp_path: Path) -> No
         assert (told.removed[0].name, told.others) == ("carl", ("bert",))
         await until(lambda: not linked(anna) & {"carl"} and linked(carl) == {"bert"}, "the end of the link")
         await until(lambda: any("anna has removed carl" in said for said in bert.mesh.warnings), "the warning")
+        members, (note, *_) = choose_members(bert.mesh.node, (), None, None, await ask_who_is_linked(bert.mesh.node))
+        assert [member.name for member in members] == ["bert", "anna"]
+        assert note.startswith("carl is left out: it has no link to anna"), "K7"
     async with running(config(tmp_path, "anna")) as (anna,):
         verdicts = []
         judge = anna.mesh.introducer.newcomers.judge
