@@ -536,10 +536,10 @@ async def _readable(listener: socket.socket) -> None:
     heard of it.
     """
     loop = asyncio.get_running_loop()
-    called = loop.create_future()
-    loop.add_reader(listener, lambda: called.done() or called.set_result(None))
+    called = asyncio.Event()
+    loop.add_reader(listener, called.set)
     try:
-        await called
+        await called.wait()
     finally:
         loop.remove_reader(listener)
 
