@@ -201,6 +201,7 @@ def pair(
         bool | None,
         typer.Option("--qr/--no-qr", help="Whether to draw the command for the other device as a QR code."),
     ] = None,
+    json: Json = False,
     data_dir: DataDir = None,
 ) -> None:
     """Pair with another device. Without CODE show one and wait; with CODE join the device that shows it.
@@ -216,12 +217,12 @@ def pair(
             raise BadCommandLine("--accept goes without a code", "meshtrain pair --accept PEER")
         with connected(data_dir) as client:
             reply = ask(client, PairAccept(peer=accept), Paired, name="pairing")
-        _show_paired(reply)
+        _show_paired(reply, json)
         return
     if code is None:
         if at is not None:
             raise BadCommandLine("--at goes with a code", "meshtrain pair CODE --at HOST[:PORT]")
-        _pair_host(data_dir, qr)
+        _show_paired(_pair_host(data_dir, qr), json)
         return
     digits = re.sub(r"[\s-]", "", code)
     if not re.fullmatch(r"[0-9]{6}", digits):
@@ -232,18 +233,17 @@ def pair(
     with connected(data_dir) as client:
         body = PairJoin(code=f"{digits[:3]}-{digits[3:]}", at=at)
         reply = ask(client, body, Paired, name="pairing", timeout_s=PAIR_JOIN_TIMEOUT_S, on_event=_show_progress)
-    _show_paired(reply)
+    _show_paired(reply, json)
 
 
-def _pair_host(data_dir: DataDir, qr: bool | None) -> None:
+def _pair_host(data_dir: DataDir, qr: bool | None) -> Paired:
     show = functools.partial(_show_code, qr)
     try:
         with connected(data_dir) as client:
-            reply = ask(client, PairHost(), Paired, name="pairing", timeout_s=PAIR_HOST_TIMEOUT_S, on_event=show)
+            return ask(client, PairHost(), Paired, name="pairing", timeout_s=PAIR_HOST_TIMEOUT_S, on_event=show)
     except KeyboardInterrupt:
         say("Not paired: the code is no longer valid.")
         raise typer.Exit(EXIT_INTERRUPTED) from None
-    _show_paired(reply)
 
 
 def _show_code(qr: bool | None, event: Wire) -> None:
@@ -278,7 +278,10 @@ def _show_progress(event: Wire) -> None:
         say(printable_lines(event.text))
 
 
-def _show_paired(reply: Paired) -> None:
+def _show_paired(reply: Paired, json: bool) -> None:
+    if json:
+        print_json(plain(reply))
+        return
     print(f"paired with {printable(reply.name)} ({reply.device[:ID_CHARS]})")
     say("Its other devices and this one's are introduced to each other: they join within seconds.")
     say("Next: meshtrain peers")

@@ -4,25 +4,30 @@ import asyncio
 import functools
 import os
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from meshtraind.api.local_handler import LocalHandler
 from meshtraind.app import App, Config, StartError
 from meshtraind.peers.selection import ask_who_is_linked, choose_members
 from meshtraind.storage.job_record import Job
 from meshtraind.transport.connection import RequestFailed
+from meshtraind.trust.identity import load_or_create
 from meshtraind.trust.newcomers import Verdict
+from meshtraind.trust.pins import Pin
 from meshtraind.trust.tls import Trust
 from meshwire import limits
 from meshwire.frames.header import HEADER_BYTES, LAYOUT, MAGIC, WIRE_VERSION, Header, Kind
 from meshwire.message_base import Wire
 from meshwire.messages.job import BlobRef, JobSpec
-from meshwire.messages.local import PairCode, PairJoin, Unpair
+from meshwire.messages.local import PairAccept, PairCode, PairJoin, Unpair, Watched
 from meshwire.sync_modes.mode import sync_settings
+from tests.daemon.fakedaemon import summary
 from tests.daemon.waiting import until
 
 TIMEOUT_S = 15.0
@@ -280,6 +285,42 @@ async def test_a_taken_port_is_named(tmp_path: Path) -> None:
         port = holder.getsockname()[1]
         with pytest.raises(StartError, match=rf"cannot listen on 127\.0\.0\.1:{port}.*--listen"):
             await App(config(tmp_path, "anna", listen=f"127.0.0.1:{port}")).run()
+
+
+@pytest.mark.asyncio
+async def test_a_person_takes_and_removes_those_that_others_introduce(tmp_path: Path) -> None:
+    """K3, K4: as the command line asks for it; and whoever follows a job hears once of each that joins."""
+    bert, carl = (load_or_create(tmp_path / f"{name} himself", name) for name in ("bert", "carl"))
+    async with running(config(tmp_path, "anna", introductions="ask")) as (anna,):
+        mesh, pins = anna.mesh, anna.mesh._pins
+        handler = LocalHandler(mesh, anna.jobs, cast(Any, None), anna.request_stop)
+        pins.add(Pin(bert.device_id, "bert", bert.certificate_pem, time.time(), mesh.node.device))
+        pins.wait(Pin(carl.device_id, "carl", carl.certificate_pem, time.time(), bert.device_id))
+        assert [(one.name, one.added_by) for one in mesh.waiting] == [("carl", "bert")]
+        assert {row.name: row.state for row in mesh.peers()} == {"bert": "paired", "carl": "waiting"}
+        heard: list[tuple[str, ...]] = []
+
+        def follow(event: Wire) -> None:
+            assert isinstance(event, Watched)
+            heard.append(tuple(one.name for one in event.joined))
+
+        tell = handler._with_joined(follow)
+        now = Watched(summary=summary())
+        tell(now)
+        assert mesh.accept(PairAccept(peer="carl")).device == carl.device_id
+        tell(now)
+        tell(now)
+        handler._with_joined(follow)(now)
+        assert heard == [(), ("carl",), (), ()]
+        assert (mesh.waiting, [one.name for one in mesh.joined]) == ((), ["carl"])
+        with pytest.raises(RequestFailed, match="no device that waits is called 'carl'"):
+            mesh.accept(PairAccept(peer="carl"))
+        told = mesh.unpair(Unpair(peer="bert"))
+        assert ([one.name for one in told.removed], [one.name for one in told.stay]) == (["bert"], ["carl"])
+        pins.add(Pin(bert.device_id, "bert", bert.certificate_pem, time.time(), mesh.node.device))
+        told = mesh.unpair(Unpair(peer="bert", introduced=True))
+        assert ({one.name for one in told.removed}, told.stay) == ({"bert", "carl"}, ())
+        assert mesh.peers() == ()
 
 
 @pytest.mark.asyncio

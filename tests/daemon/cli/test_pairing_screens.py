@@ -194,7 +194,8 @@ def test_peers_say_by_whom_each_was_added(endpoint: Endpoint) -> None:
 def test_accept_takes_one_that_waits(endpoint: Endpoint) -> None:
     endpoint.answers[PairAccept] = Paired(device=CARL, name="carl")
     assert run("pair", "--accept", "carl").stdout == "paired with carl (efefefef)\n"
-    assert endpoint.of_type(PairAccept) == [PairAccept(peer="carl")]
+    assert json.loads(run("pair", "--accept", "carl", "--json").stdout) == {"device": CARL, "name": "carl"}
+    assert endpoint.of_type(PairAccept) == [PairAccept(peer="carl")] * 2
 
 
 @pytest.mark.parametrize("more", [("483-917",), ("--at", "10.0.0.1")])
