@@ -20,6 +20,7 @@ from meshtraind.jobs.queries import JobQueries
 from meshtraind.jobs.routing import JobRouter
 from meshtraind.learner.software import installed_software, memory_bytes
 from meshtraind.peers.interfaces import InterfaceError, usable_interfaces
+from meshtraind.peers.introducer import Introducer
 from meshtraind.peers.links import Links, ListenError
 from meshtraind.peers.mesh import Mesh, MeshSettings
 from meshtraind.peers.node import Node
@@ -35,6 +36,7 @@ from meshwire import limits
 from meshwire.addresses import Address, split_host_port
 from meshwire.discovery.addressbook import AddressBook
 from meshwire.messages.link import Hello, Software
+from meshwire.messages.local import IntroductionPolicy
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +59,7 @@ class Config:
     mdns: bool
     name: str
     patience_s: float
+    introductions: IntroductionPolicy | None = None  # None: as it was before
 
     @classmethod
     def from_options(
@@ -69,6 +72,7 @@ class Config:
         name: str | None,
         data_dir: Path,
         patience_s: float = limits.PATIENCE_S,
+        introductions: str | None = None,
     ) -> Self:
         """Reads the command line's words. Raises ValueError with what to write instead."""
         host, port = split_host_port(listen)
@@ -88,6 +92,7 @@ class Config:
             mdns=mdns,
             name=name,
             patience_s=patience_s,
+            introductions=None if introductions is None else IntroductionPolicy(introductions),
         )
 
 
@@ -136,6 +141,8 @@ class App:
         history = JobHistory(config.data_dir / "jobs.db", time.time())
         try:
             incarnation = secrets.randbits(62)
+            if config.introductions is not None:
+                pins.introductions = config.introductions
             trust = Trust(identity, pins)
             book = AddressBook(identity.device_id)
             links = Links(
@@ -168,13 +175,16 @@ class App:
                 patience_s=config.patience_s,
             )
             settings = MeshSettings(config.listen_host, config.interfaces, config.peers, config.mdns)
-            self.mesh = Mesh(node, identity, pins, book, links, settings)
+            introducer = Introducer(node, pins, links)
+            self.mesh = Mesh(node, identity, pins, book, links, introducer, settings)
             self.jobs = JobRouter(node, links)
             queries = JobQueries(node, self.jobs.registry, self.jobs.admission)
             local = LocalHandler(self.mesh, self.jobs, queries, self.request_stop, rundir.notes)
             async with AsyncExitStack() as started:
                 started.push_async_callback(links.close)
-                await links.start(PeerHandler(self.jobs, queries))
+                started.push_async_callback(introducer.close)
+                introducer.start()
+                await links.start(PeerHandler(node, self.jobs, queries, introducer))
                 started.push_async_callback(endpoint.close)
                 await endpoint.start(local)
                 started.push_async_callback(self.mesh.stop)

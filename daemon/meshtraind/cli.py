@@ -20,6 +20,7 @@ from meshtraind.runtime.tasks import TaskSet
 from meshwire import limits
 from meshwire.addresses import DEFAULT_PORT
 from meshwire.memory_layout.shared_slots import DATA_DIR_VARIABLE
+from meshwire.messages.local import IntroductionPolicy
 
 EXIT_FAILED = 1
 LISTEN = f"0.0.0.0:{DEFAULT_PORT}"
@@ -73,6 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
             name=options.name,
             data_dir=options.data_dir or default_data_dir(),
             patience_s=options.patience,
+            introductions=options.introductions,
         )
     except ValueError as error:
         parser.error(str(error))
@@ -114,6 +116,12 @@ def _add_daemon_options(command: argparse.ArgumentParser) -> None:
         help="how long a peer may be silent before jobs go on without it; every other timeout follows from it "
         f"({limits.PATIENCE_S_MIN:g} to {limits.PATIENCE_S_MAX:g}, default %(default)g)",
     )
+    command.add_argument(
+        "--introductions",
+        choices=[policy.value for policy in IntroductionPolicy],
+        help="devices that a paired one introduces: take them, ask first, or never; kept until it is given again "
+        "(default: accept)",
+    )
     command.add_argument("--name", help="how this device is called (default: the host name)")
     command.add_argument("--data-dir", metavar="DIR", type=Path, help=f"keys, jobs, logs (or {DATA_DIR_VARIABLE})")
     command.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default=LOG_LEVEL)
@@ -126,6 +134,7 @@ def _daemon_arguments(options: argparse.Namespace, data_dir: Path) -> list[str]:
         ("--listen", options.listen, LISTEN),
         ("--patience", options.patience, limits.PATIENCE_S),
         ("--log-level", options.log_level, LOG_LEVEL),
+        ("--introductions", options.introductions, None),
         ("--name", options.name, None),
     ):
         words += [flag, str(value)] if value != default else []

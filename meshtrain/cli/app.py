@@ -31,14 +31,21 @@ app = typer.Typer(
 )
 
 app.callback()(root)
-app.command(epilog=examples("meshtrain up", "meshtrain up --name attic --peer 192.168.1.20"))(up)
+app.command(
+    epilog=examples("meshtrain up", "meshtrain up --name attic --peer 192.168.1.20", "meshtrain up --introductions ask")
+)(up)
 app.command(epilog=examples("meshtrain down"))(down)
 app.command(epilog=examples("meshtrain status", "meshtrain status -v", "meshtrain status --json"))(status)
 app.command(epilog=examples("meshtrain peers", "meshtrain peers --json"))(peers)
-app.command(epilog=examples("meshtrain pair", "meshtrain pair 483-917", "meshtrain pair 483-917 --at 192.168.1.20"))(
-    pair
-)
-app.command(epilog=examples("meshtrain unpair attic"))(unpair)
+app.command(
+    epilog=examples(
+        "meshtrain pair",
+        "meshtrain pair 483-917",
+        "meshtrain pair 483-917 --at 192.168.1.20",
+        "meshtrain pair --accept carl",
+    )
+)(pair)
+app.command(epilog=examples("meshtrain unpair attic", "meshtrain unpair --introduced attic"))(unpair)
 app.command(epilog=examples("meshtrain init", "meshtrain init --example mlp disc"))(init)
 app.command(
     epilog=examples(

@@ -9,6 +9,7 @@ other end it holds. Their folder is removed by the next one, which finds it by i
 
 import contextlib
 import fcntl
+import itertools
 import os
 import shutil
 import subprocess
@@ -216,11 +217,11 @@ def _locked(folder: Path) -> int:
 
 
 def _pair_all(daemons: list[LocalDaemon], say: Say) -> None:
-    """Every two, by a code, through the same requests that `meshtrain pair` makes."""
-    for index, host in enumerate(daemons):
-        for guest in daemons[index + 1 :]:
-            code = _pair(host, guest)
-            say(f"paired {host.name} with {guest.name} by the code {code}")
+    """Each with the one before it, by a code, through the same requests that `meshtrain pair` makes; the others are
+    introduced to each other."""
+    for host, guest in itertools.pairwise(daemons):
+        code = _pair(host, guest)
+        say(f"paired {guest.name} with {host.name} by the code {code}")
 
 
 def _pair(host: LocalDaemon, guest: LocalDaemon) -> str:

@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import os
 import secrets
+import ssl
 import subprocess
 import sys
 import time
@@ -20,7 +21,7 @@ import msgpack
 import psutil
 
 from meshtraind.storage.fetch import output_folder
-from meshtraind.trust.identity import FILE_NAME, FOLDER_NAME
+from meshtraind.trust.identity import FILE_NAME, FOLDER_NAME, make_certificate
 from meshwire import limits
 from meshwire.addresses import Address
 from meshwire.jobs.files import FileEntry, FileManifest
@@ -46,7 +47,7 @@ from meshwire.messages.job import (
     Prepare,
     RankReport,
 )
-from meshwire.messages.link import Addresses, KnownPeer
+from meshwire.messages.link import Addresses, Introduction, Introductions, KnownPeer
 from meshwire.messages.local import Cancel, PairHost, Shutdown, Submit, Unpair
 from meshwire.messages.rounds import Call, Null
 from tests.bench.attackscene import (
@@ -661,3 +662,40 @@ def shown_peers(scene: Scene) -> str:
     """What `meshtrain peers` writes on a terminal."""
     command = [sys.executable, "-m", "meshtrain.cli", "peers", "--data-dir", str(scene.anna.data_dir)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+@attack("liar")
+async def introductions(scene: Scene) -> str:
+    """thousands of invented devices, what is no certificate, and again those that a person has removed"""
+    liar, victim = scene.liar(scene.anna), scene.anna
+    waves = max(3, int(20 * scene.share))
+    first = invented(limits.INTRODUCTIONS_MAX)
+
+    def joined() -> set[str]:
+        return {peer.device for peer in victim.peers().peers if peer.added_by == liar.name}
+
+    async with liar.at(victim.address) as link:
+        link.notify(Introductions(devices=first))
+        for _ in range(waves):
+            await asyncio.sleep(1.2)
+            junk = Introduction(certificate_der=secrets.token_bytes(400), name="x", addresses=())
+            link.notify(Introductions(devices=(junk,)))
+            link.notify(Introductions(devices=invented(limits.INTRODUCTIONS_MAX)))
+        came = await asyncio.to_thread(joined)
+        if not 0 < len(came) <= limits.INTRODUCTIONS_MAX:
+            raise NotHeldError(f"{len(came)} devices joined by the liar's word")
+        for device in came:
+            await asyncio.to_thread(victim.request, Unpair(peer=device), ANSWER_S, "unpair")
+        link.notify(Introductions(devices=first))
+        await asyncio.sleep(2.5)
+        if back := await asyncio.to_thread(joined) & came:
+            raise NotHeldError(f"{len(back)} devices that were removed are back")
+    if missing := set(NAMES) - {victim.name} - victim.linked():
+        raise NotHeldError(f"anna has lost {missing}")
+    return f"{len(came)} of {(1 + waves) * len(first)} invented devices joined; removed, none of them came back"
+
+
+def invented(count: int) -> tuple[Introduction, ...]:
+    """Devices with certificates as good as any."""
+    made = (ssl.PEM_cert_to_DER_cert(make_certificate()[0]) for _ in range(count))
+    return tuple(Introduction(certificate_der=der, name=secrets.token_hex(4), addresses=()) for der in made)

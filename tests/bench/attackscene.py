@@ -28,7 +28,7 @@ from meshwire import limits
 from meshwire.addresses import DEFAULT_PORT, Address
 from meshwire.jobs.files import human_bytes
 from meshwire.messages.job import Found, JobSummary
-from meshwire.messages.local import GetJobs, GetPeers, GetStatus, Peers, Shutdown, Status
+from meshwire.messages.local import GetJobs, GetPeers, GetStatus, IntroductionPolicy, Peers, Shutdown, Status
 from tests.bench.liar import Liar, LiarLink, Serve
 from tests.bench.soakwatch import use_of
 from tests.daemon import realjobs as jobs
@@ -527,6 +527,8 @@ class Scene:
                         known = identities[other]
                         added_by = identities[name].device_id
                         pins.add(Pin(known.device_id, other, known.certificate_pem, time.time(), added_by))
+                    if name != NAMES[0]:  # each liar stays one daemon's, and the first one is there to be introduced to
+                        pins.introductions = IntroductionPolicy.NEVER
         return [identities[name] for name in LIARS]
 
     def _stop(self) -> None:

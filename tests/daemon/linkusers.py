@@ -42,6 +42,7 @@ class DialsNobody:
     """What jobs see of links that are not there."""
 
     unlinkable: Mapping[str, str] = {}
+    away: Mapping[str, str] = {}
 
     def await_devices(self, devices: Collection[str]) -> None:
         pass

@@ -21,6 +21,7 @@ from meshwire.messages.local import (
     GetStatus,
     Leave,
     LinkTraffic,
+    PairAccept,
     PairHost,
     PairJoin,
     Peers,
@@ -30,6 +31,7 @@ from meshwire.messages.local import (
     Submit,
     Unpair,
     Watch,
+    Watched,
 )
 from meshwire.timeouts import Timeouts
 
@@ -109,7 +111,7 @@ class LocalHandler:
             case Submit() | Resubmit():
                 return await self._jobs.submissions.submit(body, emit)
             case Watch():
-                return await questions.watch(body, emit)
+                return await questions.watch(body, self._with_joined(emit))
             case Cancel():
                 await questions.cancel(body, mesh.node.name, forward=True)
                 return Done()
@@ -126,6 +128,8 @@ class LocalHandler:
                 return await mesh.host_pairing(emit)
             case PairJoin():
                 return await mesh.join_pairing(body, emit)
+            case PairAccept():
+                return mesh.accept(body)
             case Unpair():
                 return mesh.unpair(body)
             case Shutdown():
@@ -154,7 +158,24 @@ class LocalHandler:
             rtt_s=rtt_s,
             timeouts=tuple(timeouts.describe().items()),
             links=tuple(map(_traffic, node.links.values())),
+            introductions=mesh.introductions,
+            joined=mesh.joined,
+            waiting=mesh.waiting,
         )
+
+    def _with_joined(self, emit: Emit) -> Emit:
+        """Whoever follows a job is told once of each device that joins this one's meanwhile."""
+        introducer = self._mesh.introducer
+        told = introducer.joined_count
+
+        def emit_with_joined(event: Wire) -> None:
+            nonlocal told
+            if isinstance(event, Watched):
+                event = event.model_copy(update={"joined": introducer.joined_since(told)})
+                told = introducer.joined_count
+            emit(event)
+
+        return emit_with_joined
 
 
 def _traffic(link: Link) -> LinkTraffic:

@@ -4,13 +4,16 @@ import logging
 
 from meshtraind.jobs.queries import JobQueries
 from meshtraind.jobs.routing import JobRouter
+from meshtraind.peers.introducer import Introducer
 from meshtraind.peers.links import Link
+from meshtraind.peers.node import Node
 from meshtraind.transport.connection import Connection, Emit, RequestFailed
 from meshwire.frames.header import Header
 from meshwire.message_base import Wire
 from meshwire.messages.envelope import Done
 from meshwire.messages.generation import AskModel, AskState, CatchUp, FetchRound, Invite
 from meshwire.messages.job import AskCheckpoint, Fetch, Find, Found, ListCheckpoints, ListOutputs, Offer, Prepare
+from meshwire.messages.link import AskLinked, Introductions, LinkedDevices
 from meshwire.messages.local import Cancel
 
 log = logging.getLogger(__name__)
@@ -19,9 +22,11 @@ log = logging.getLogger(__name__)
 class PeerHandler:
     """What other daemons say, ask and do: everything that their links bring goes through here to the jobs."""
 
-    def __init__(self, jobs: JobRouter, questions: JobQueries) -> None:
+    def __init__(self, node: Node, jobs: JobRouter, questions: JobQueries, introducer: Introducer) -> None:
+        self._node = node
         self._jobs = jobs
         self._questions = questions
+        self._introducer = introducer
 
     def chunk_announced(self, conn: Connection, header: Header) -> memoryview | str | None:
         return self._jobs.chunk_announced(_device(conn), header)
@@ -30,6 +35,9 @@ class PeerHandler:
         self._jobs.chunk_received(_device(conn), header)
 
     def notice(self, conn: Connection, header: Header, body: Wire) -> None:
+        if isinstance(body, Introductions):
+            self._introducer.heard(_device(conn), body)
+            return
         wrong = self._jobs.notice(_device(conn), header, body)
         if wrong is not None:
             conn.refuse(wrong)
@@ -55,11 +63,14 @@ class PeerHandler:
             case Cancel():
                 await self._questions.cancel(body, conn.name, forward=False)
                 return Done()
+            case AskLinked():
+                return LinkedDevices(devices=tuple(self._node.links))
             case CatchUp() | FetchRound() | AskModel() | AskState():
                 return await self._jobs.answer_member(_device(conn), body)
         raise RequestFailed(f"a peer may not ask for {type(body).__name__}")
 
     def link_made(self, link: Link) -> None:
+        self._introducer.link_made(link)
         self._jobs.link_made(link)
 
     def was_away(self) -> None:

@@ -35,6 +35,10 @@ class Dialler(Protocol):
     def unlinkable(self) -> Mapping[str, str]:
         """Why paired devices that answer cannot be linked, by device id; a live view."""
 
+    @property
+    def away(self) -> Mapping[str, str]:
+        """Names of the paired devices that are not linked, by device id."""
+
     def await_devices(self, devices: Collection[str]) -> None:
         """These are needed from now on, and are dialled often; what was said before does not count any more."""
 

@@ -55,7 +55,7 @@ class JobRouter:
         past = list(node.job_folder("").glob("*"))  # now: those of new jobs are to stay
         self.registry = JobRegistry(node, dialler, self._tasks)
         self.admission = Admission(node, self.registry, self._tasks, load_all(past))
-        self.submissions = Submissions(node, self.admission, self._tasks)
+        self.submissions = Submissions(node, dialler, self.admission, self._tasks)
         self.housekeeper = Housekeeper(node, self.registry, self.admission, self._tasks, past)
 
     def start(self) -> None:

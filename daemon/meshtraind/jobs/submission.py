@@ -6,10 +6,11 @@ import os
 
 from meshtraind.jobs.admission import PROGRESS_INTERVAL_S, Admission
 from meshtraind.jobs.checkpoint_search import CheckpointSearch, NoCheckpointError, Resumed
+from meshtraind.jobs.registry import Dialler
 from meshtraind.jobs.revival import RefusedError
 from meshtraind.jobs.spec import check_settings, describe_size, ingest_all, make_spec, spec_again
 from meshtraind.peers.node import Node
-from meshtraind.peers.selection import choose_members
+from meshtraind.peers.selection import absences, ask_who_is_linked, choose_members
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.storage.blob_writer import BlobError
 from meshtraind.transport.connection import Connection, ConnectionEnded, Emit, RequestFailed
@@ -69,7 +70,8 @@ class Submission:
             owner: in its name the blobs are held that the members fetch from here.
         """
         body = self._body
-        members, notes = choose_members(self._node, body.on, body.peers, body.peers_max)
+        linked = await ask_who_is_linked(self._node)
+        members, notes = choose_members(self._node, body.on, body.peers, body.peers_max, linked)
         if body.peers_max is not None and body.peers_max > len(members):
             notes.append(f"devices that are paired or wake up while it runs join it, up to {body.peers_max} in all")
         if isinstance(body, Submit) and body.dry_run:
@@ -298,8 +300,9 @@ class Submission:
 class Submissions:
     """Jobs that are submitted on this device, by a person or because all of their daemons have ended."""
 
-    def __init__(self, node: Node, admission: Admission, tasks: TaskSet) -> None:
+    def __init__(self, node: Node, dialler: Dialler, admission: Admission, tasks: TaskSet) -> None:
         self._node = node
+        self._dialler = dialler
         self._admission = admission
         self._tasks = tasks
 
@@ -309,7 +312,10 @@ class Submissions:
         with blobs.holding() as owner:
             submitted = await Submission(self._node, self._admission, body, emit).run(owner)
         self._tasks.spawn(asyncio.to_thread(blobs.trim), "trim the blobs")  # a submitter need not be a member
-        return submitted
+        if body.on:
+            return submitted
+        away = absences(self._dialler.away, self._dialler.unlinkable)
+        return submitted.model_copy(update={"notes": (*submitted.notes, *away)})
 
     def is_under_way(self, job: str) -> bool:
         """Whether the job is about to begin here; see `Admission.is_under_way`."""

@@ -187,6 +187,22 @@ class Links:
         self._book.awaits(devices, time.monotonic())
         self.dial_now()
 
+    @property
+    def away(self) -> Mapping[str, str]:
+        """Names of the paired devices that are not linked, by device id."""
+        names = self._trust.names if self._trust is not None else {}
+        return {device: printable(name) for device, name in names.items() if device not in self._linked}
+
+    def gossip_for(self, device: str) -> tuple[KnownPeer, ...]:
+        """What a linked device may be told of where others are."""
+        return self._book.gossip_for(device)
+
+    def met_elsewhere(self, device: str, addresses: Collection[Address]) -> None:
+        """Somebody has reached a device at these addresses: dials them, if it is trusted."""
+        for address in addresses:
+            self._book.learn(device, address, Source.GOSSIP, time.monotonic())
+        self.dial_now()
+
     def drop(self, device: str, reason: str) -> None:
         """Ends the link to a device, e.g. because it was unpaired."""
         self._unlinkable.pop(device, None)
@@ -259,11 +275,14 @@ class Links:
     # Accepting
 
     async def _accept_all(self) -> None:
-        loop = asyncio.get_running_loop()
         assert self._listener is not None
         while True:
             try:
-                accepted, (host, *_) = await loop.sock_accept(self._listener)
+                await _readable(self._listener)
+                accepted, (host, *_) = self._listener.accept()
+                accepted.setblocking(False)
+            except BlockingIOError:  # who called has gone again
+                continue
             except OSError as error:  # e.g. no descriptor is free at the moment
                 log.warning("cannot accept a connection: %s", error)
                 await asyncio.sleep(ACCEPT_RETRY_S)
@@ -275,8 +294,6 @@ class Links:
             task = self._tasks.spawn(self._welcome(accepted, door, host), "welcome")
             self._welcoming[task] = host
             task.add_done_callback(functools.partial(self._welcomed, accepted, door))
-            # While clients queue up, sock_accept returns without yielding, and a flood would stop the whole daemon.
-            await asyncio.sleep(0)
 
     def _make_room(self) -> None:
         """Sends away the oldest caller of the host that has the most, so that a flood from one takes only its own."""
@@ -510,6 +527,21 @@ class Links:
         while True:
             await asyncio.sleep(self._presence.interval_s)
             self._look_at_presence()
+
+
+async def _readable(listener: socket.socket) -> None:
+    """Returns when somebody calls. Yields in any case: a flood of callers must not stop the whole daemon.
+
+    Not `loop.sock_accept`: what that has accepted is lost, and stays open, where the task is cancelled before it has
+    heard of it.
+    """
+    loop = asyncio.get_running_loop()
+    called = asyncio.Event()
+    loop.add_reader(listener, called.set)
+    try:
+        await called.wait()
+    finally:
+        loop.remove_reader(listener)
 
 
 class _Linked:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from meshtraind.peers.interfaces import InterfaceError, likely_addresses, reachable_addresses, usable_interfaces
+from meshtraind.peers.introducer import Introducer
 from meshtraind.peers.links import Link, Links
 from meshtraind.peers.mdns import Discovery, Sighting
 from meshtraind.peers.node import Node
@@ -22,11 +23,23 @@ from meshwire import limits
 from meshwire.addresses import Address
 from meshwire.discovery.addressbook import AddressBook, Source
 from meshwire.frames.header import WIRE_VERSION
-from meshwire.messages.local import PairCode, Paired, PairJoin, PairProgress, PeerSummary, Unpair
+from meshwire.messages.local import (
+    IntroducedDevice,
+    IntroductionPolicy,
+    PairAccept,
+    PairCode,
+    Paired,
+    PairJoin,
+    PairProgress,
+    PeerSummary,
+    Unpair,
+    Unpaired,
+)
 from meshwire.text import printable
 
 log = logging.getLogger(__name__)
 
+JOINED_TOLD_S = 86_400.0  # for so long `status` names who joined
 LINK_AFTER_PAIRING_S = 5.0  # how long a person waits to see the new peer linked
 
 
@@ -47,12 +60,21 @@ class Mesh:
 
     Attributes:
         node: what the rest of the daemon shares.
+        introducer: what devices say of each other.
     """
 
     def __init__(
-        self, node: Node, identity: Identity, pins: PinTable, book: AddressBook, links: Links, settings: MeshSettings
+        self,
+        node: Node,
+        identity: Identity,
+        pins: PinTable,
+        book: AddressBook,
+        links: Links,
+        introducer: Introducer,
+        settings: MeshSettings,
     ) -> None:
         self.node = node
+        self.introducer = introducer
         self._identity = identity
         self._pins = pins
         self._book = book
@@ -118,31 +140,55 @@ class Mesh:
     def warnings(self) -> tuple[str, ...]:
         """What a person should know."""
         found = self._discovery.warning if self._discovery is not None else None
-        return (*((found,) if found is not None else ()), *self._links.unlinkable.values())
+        own = (found,) if found is not None else ()
+        return (*own, *self._links.unlinkable.values(), *self.introducer.warnings)
+
+    @property
+    def introductions(self) -> IntroductionPolicy:
+        """What is done with the words of others about devices."""
+        return self._pins.introductions
+
+    @property
+    def joined(self) -> tuple[IntroducedDevice, ...]:
+        """Who came by another's word within a day, the newest last."""
+        since_s = time.time() - JOINED_TOLD_S
+        pins = (pin for pin in self._pins.all() if pin.added_by != self.node.device and pin.added_at >= since_s)
+        return tuple(self.introducer.described(pin) for pin in sorted(pins, key=lambda pin: pin.added_at))
+
+    @property
+    def waiting(self) -> tuple[IntroducedDevice, ...]:
+        """Who waits for a person's word."""
+        return tuple(map(self.introducer.described, self._pins.waiting()))
 
     def peers(self) -> tuple[PeerSummary, ...]:
-        """Linked first, then paired, then those that were only seen."""
+        """Linked first, then paired, then those that wait, then those that were only seen."""
         rows = []
         pins = {pin.device_id: pin for pin in self._pins.all()}
         for device, pin in pins.items():
             link = self.node.links.get(device)
-            if link is not None:
-                rows.append(_linked(link))
-            else:
-                rows.append(self._unlinked(device, printable(pin.name), "paired"))
+            row = self._unlinked(device, printable(pin.name), "paired") if link is None else _linked(link)
+            rows.append(row.model_copy(update={"added_by": self._added_by(pin)}))
+        waiting = {pin.device_id: pin for pin in reversed(self._pins.waiting())}
+        rows += [
+            self._unlinked(device, printable(pin.name), "waiting").model_copy(update={"added_by": self._added_by(pin)})
+            for device, pin in waiting.items()
+        ]
         rows += [
             self._unlinked(device, sighting.name, "seen")
             for device, sighting in self._sightings.items()
-            if device not in pins
+            if device not in pins and device not in waiting
         ]
-        order = {"linked": 0, "paired": 1, "seen": 2}
+        order = {"linked": 0, "paired": 1, "waiting": 2, "seen": 3}
         return tuple(sorted(rows, key=lambda row: (order[row.state], row.name, row.device)))
 
-    def _unlinked(self, device: str, name: str, state: Literal["paired", "seen"]) -> PeerSummary:
+    def _added_by(self, pin: Pin) -> str | None:
+        return None if pin.added_by == self.node.device else self.introducer.described(pin).added_by
+
+    def _unlinked(self, device: str, name: str, state: Literal["paired", "waiting", "seen"]) -> PeerSummary:
         known = self._book.addresses_of(device)
         return PeerSummary(
             device=device,
-            name=name or device[:8],
+            name=name[: limits.NAME_CHARS_MAX] or device[:8],
             state=state,
             address=str(known[0]) if known else None,
             rtt_s=None,
@@ -219,17 +265,32 @@ class Mesh:
             async with asyncio.timeout(LINK_AFTER_PAIRING_S):
                 while device.device_id not in self.node.links and device.device_id not in self._links.unlinkable:
                     await asyncio.sleep(0.02)
-        return Paired(device=device.device_id, name=printable(device.name))
+        return _paired(pin)
 
-    def unpair(self, body: Unpair) -> Paired:
-        """Forgets a device and drops its link. Raises RequestFailed."""
+    def accept(self, body: PairAccept) -> Paired:
+        """A person says yes to a device that waits. Raises RequestFailed."""
         try:
-            pin = self._pins.find(body.peer)
-            self._pins.remove(pin.device_id)
+            return _paired(self.introducer.accept(body.peer))
         except PinsError as error:
             raise RequestFailed(str(error)) from error
-        self._links.drop(pin.device_id, "this device was unpaired")
-        return Paired(device=pin.device_id, name=printable(pin.name))
+
+    def unpair(self, body: Unpair) -> Unpaired:
+        """Removes a device, and perhaps those that it has introduced, and drops their links. Raises RequestFailed."""
+        try:
+            pin = self.introducer.newcomers.find(body.peer)
+            came = self.introducer.newcomers.came_by(pin.device_id)
+            removed = (pin, *came) if body.introduced else (pin,)
+            self._pins.remove(*(one.device_id for one in removed))
+        except PinsError as error:
+            raise RequestFailed(str(error)) from error
+        for one in removed:
+            log.info("%s (%s) was removed here", printable(one.name), one.device_id[:8])
+            self._links.drop(one.device_id, "this device was unpaired")
+        return Unpaired(
+            removed=tuple(map(_paired, removed)),
+            stay=() if body.introduced else tuple(map(_paired, came)),
+            others=tuple(_paired(one).name for one in self._pins.all()),
+        )
 
     # News
 
@@ -253,6 +314,10 @@ class Mesh:
         """mDNS shows a device no more."""
         self._sightings.pop(device, None)
         self._book.withdraw(device, Source.MDNS)
+
+
+def _paired(pin: Pin) -> Paired:
+    return Paired(device=pin.device_id, name=printable(pin.name)[: limits.NAME_CHARS_MAX])
 
 
 def _linked(link: Link) -> PeerSummary:

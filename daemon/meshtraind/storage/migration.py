@@ -15,6 +15,7 @@ from pathlib import Path
 
 from meshtraind.runtime.data_folder import FORMAT, FormatError, read_format, write_format
 from meshtraind.storage.checkpoint_store import CheckpointError, CheckpointStore
+from meshtraind.trust.pins import upgrade
 from meshwire.jobs.lifecycle import JOB_ID_PATTERN
 
 log = logging.getLogger(__name__)
@@ -55,7 +56,15 @@ def _spell_anew(data_dir: Path) -> None:
             CheckpointStore(folder, folder.name, keep=1).respell()
 
 
-_STEPS: dict[int, Callable[[Path], None]] = {1: _spell_anew, 2: _spell_anew}  # by the format that they begin from
+def _begin_introductions(data_dir: Path) -> None:
+    """Before them trust was between two devices, and stays so until the person says otherwise (K3)."""
+    for name in ("pins.db", "jobs.db"):
+        _lock_out(data_dir / name)
+    upgrade(data_dir / "pins.db")
+
+
+# By the format that they begin from.
+_STEPS: dict[int, Callable[[Path], None]] = {1: _spell_anew, 2: _spell_anew, 3: _begin_introductions}
 
 
 def _lock_out(path: Path) -> None:

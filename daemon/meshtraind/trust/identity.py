@@ -142,7 +142,7 @@ def check_certificate(certificate_der: bytes) -> str:
 
 
 def _create(path: Path) -> None:
-    certificate_pem, key_pem = _make_certificate()
+    certificate_pem, key_pem = make_certificate()
     device_id = device_id_of(ssl.PEM_cert_to_DER_cert(certificate_pem))
     try:
         # Exclusively created with mode 0600, and complete on the disk before it gets its name.
@@ -163,7 +163,7 @@ def _create(path: Path) -> None:
         ) from error
 
 
-def _make_certificate() -> tuple[str, str]:
+def make_certificate() -> tuple[str, str]:
     """A new (certificate, private key), both PEM."""
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization

@@ -1,5 +1,8 @@
 """Which devices this one trusts: DATA/pins.db. A pinned device may run code here; nothing else says so.
 
+Beside them lie those that a person has removed, which no introduction takes in again (K4), those that wait for a
+person's word, and what the person has said about introductions.
+
 Calls block for less than a millisecond, or for one disk flush; they belong to the thread that opened the table.
 """
 
@@ -8,7 +11,7 @@ import sqlite3
 import ssl
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,17 +21,29 @@ from meshtraind.runtime.data_folder import FORMAT
 from meshtraind.trust.identity import device_id_of
 from meshwire import limits
 from meshwire.addresses import Address
+from meshwire.messages.local import IntroductionPolicy
 from meshwire.text import printable
 
 _CREATE = """
-CREATE TABLE pins (
+CREATE TABLE IF NOT EXISTS pins (
     device_id TEXT PRIMARY KEY,
     name TEXT NOT NULL,
     certificate_pem TEXT NOT NULL,
     added_at REAL NOT NULL,
     added_by TEXT NOT NULL,
     last_addresses TEXT NOT NULL
-) STRICT, WITHOUT ROWID
+) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS waiting (
+    device_id TEXT NOT NULL,
+    name TEXT NOT NULL,
+    certificate_pem TEXT NOT NULL,
+    added_at REAL NOT NULL,
+    added_by TEXT NOT NULL,
+    last_addresses TEXT NOT NULL,
+    PRIMARY KEY (device_id, added_by)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS removed (device_id TEXT NOT NULL UNIQUE, name TEXT NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
 """
 _COLUMNS = "device_id, name, certificate_pem, added_at, added_by, last_addresses"
 _ADDRESSES = TypeAdapter(tuple[Address, ...])  # the last column, as JSON
@@ -47,6 +62,10 @@ class AmbiguousPeerError(PinsError):
     """Several pinned devices are called so; the message lists them."""
 
 
+class RemovedError(PinsError):
+    """A person has removed the device: an introduction does not take it in again."""
+
+
 @dataclass(frozen=True)
 class Pin:
     """A trusted device.
@@ -54,7 +73,7 @@ class Pin:
     Attributes:
         name: what the device called itself when it was pinned; show it through `printable`.
         added_at: Unix time.
-        added_by: id of the device that introduced it: this one, for a device paired here by code.
+        added_by: id of the device that introduced it: this one, for a device paired here by code (K1).
         last_addresses: where it was last reached, best first.
     """
 
@@ -64,6 +83,14 @@ class Pin:
     added_at: float
     added_by: str
     last_addresses: tuple[Address, ...] = ()
+
+
+@dataclass(frozen=True)
+class RemovedDevice:
+    """A device that a person has removed, or refused."""
+
+    device_id: str
+    name: str
 
 
 class PinTable:
@@ -105,7 +132,7 @@ class PinTable:
                 f"{FORMAT}): update meshtraind, or use another --data-dir"
             )
         if version == 0:
-            self._db.executescript(f"BEGIN IMMEDIATE; {_CREATE}; PRAGMA user_version = {FORMAT}; COMMIT")
+            self._db.executescript(f"BEGIN IMMEDIATE; {_CREATE} PRAGMA user_version = {FORMAT}; COMMIT")
         (verdict,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict)
@@ -115,12 +142,38 @@ class PinTable:
         self._observers.append(changed)
 
     def add(self, pin: Pin) -> None:
-        """Pins a device, or replaces what is known of it.
+        """Pins a device for which a person has typed a code, or replaces what is known of it. If it was removed before,
+        it is no more.
 
         Raises:
             ValueError: the certificate is not the device's, or the name or the addresses break a limit.
             PinsError: the table is full, or the disk refuses.
         """
+        self._check(pin)
+        with self._changing() as change:
+            change("DELETE FROM removed WHERE device_id = ?", pin.device_id)
+            self._put(change, pin)
+        self._tell()
+
+    def introduce(self, pin: Pin) -> None:
+        """Pins a device at another's word, `pin.added_by`'s. Raises as `add` does, and RemovedError."""
+        self._check(pin)
+        if self.is_removed(pin.device_id):
+            raise RemovedError(f"device {pin.device_id[:8]} was removed here: only a code takes it in again")
+        with self._changing() as change:
+            self._put(change, pin)
+        self._tell()
+
+    def _put(self, change: "_Change", pin: Pin) -> None:
+        row = (pin.device_id, pin.name, pin.certificate_pem, pin.added_at, pin.added_by)
+        change("DELETE FROM waiting WHERE device_id = ?", pin.device_id)
+        change(
+            f"INSERT OR REPLACE INTO pins ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)",
+            *row,
+            _addresses_json(pin.last_addresses),
+        )
+
+    def _check(self, pin: Pin) -> None:
         if _device_id(pin.certificate_pem) != pin.device_id:
             raise ValueError(f"the certificate given for device {pin.device_id[:8]} is another device's")
         if not 0 < len(pin.name) <= limits.NAME_CHARS_MAX:
@@ -128,21 +181,61 @@ class PinTable:
         known = {other.device_id for other in self.all()} | {pin.device_id}
         if len(known) > limits.PEERS_MAX:
             raise PinsError(f"{limits.PEERS_MAX} devices are paired already: `meshtrain unpair` one first")
-        row = (pin.device_id, pin.name, pin.certificate_pem, pin.added_at, pin.added_by)
-        with self._explained():
-            self._db.execute(
-                f"INSERT OR REPLACE INTO pins ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)",
-                (*row, _addresses_json(pin.last_addresses)),
-            )
-        self._tell()
 
-    def remove(self, device_id: str) -> Pin:
-        """Stops trusting a device; returns what was known of it. Raises UnknownPeerError."""
-        pin = self.get(device_id)
-        with self._explained():
-            self._db.execute("DELETE FROM pins WHERE device_id = ?", (device_id,))
+    def remove(self, *devices: str) -> tuple[Pin, ...]:
+        """Stops trusting these devices, and forgets who waits at their word. No introduction takes one of them in
+        again, also where it only waited (K4). Returns what was known of them. Raises UnknownPeerError."""
+        known = {pin.device_id: pin for pin in (*self.waiting(), *self.all())}
+        removed = tuple(known[device] if device in known else self.get(device) for device in devices)
+        with self._changing() as change:
+            for pin in removed:
+                change("DELETE FROM pins WHERE device_id = ?", pin.device_id)
+                change("DELETE FROM waiting WHERE device_id = ? OR added_by = ?", pin.device_id, pin.device_id)
+                if len(self.removed()) < limits.REMOVED_MAX:  # a full list takes in nobody any more
+                    change("INSERT OR REPLACE INTO removed VALUES (?, ?)", pin.device_id, pin.name)
         self._tell()
-        return pin
+        return removed
+
+    def is_removed(self, device_id: str) -> bool:
+        """Whether a person has removed this device, as far as that can be told: a full list may lack it."""
+        removed = self.removed()
+        return len(removed) >= limits.REMOVED_MAX or any(one.device_id == device_id for one in removed)
+
+    def removed(self) -> tuple[RemovedDevice, ...]:
+        """Those that a person has removed, newest first."""
+        with self._explained():
+            rows = self._db.execute("SELECT device_id, name FROM removed ORDER BY rowid DESC").fetchall()
+        return tuple(RemovedDevice(*row) for row in rows)
+
+    def wait(self, pin: Pin) -> None:
+        """Keeps a device that `pin.added_by` has introduced until a person takes or refuses it. Raises as `add`."""
+        self._check(pin)
+        row = (pin.device_id, pin.name, pin.certificate_pem, pin.added_at, pin.added_by)
+        with self._changing() as change:
+            change(
+                f"INSERT OR IGNORE INTO waiting ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)",
+                *row,
+                _addresses_json(pin.last_addresses),
+            )
+
+    def waiting(self) -> tuple[Pin, ...]:
+        """Devices that wait for a person's word: one entry for each that has introduced it, by name and time."""
+        return self._select("waiting", "ORDER BY name, device_id, added_at, added_by")
+
+    @property
+    def introductions(self) -> IntroductionPolicy:
+        """What the person wants of introductions. Raises PinsError for what no version has written."""
+        with self._explained():
+            row = self._db.execute("SELECT value FROM settings WHERE name = 'introductions'").fetchone()
+            if row is not None and row[0] not in list(IntroductionPolicy):
+                raise _DamagedRowError(f"no policy of introductions is called {printable(str(row[0]))[:20]!r}")
+        return IntroductionPolicy.ACCEPT if row is None else IntroductionPolicy(row[0])
+
+    @introductions.setter
+    def introductions(self, policy: IntroductionPolicy) -> None:
+        with self._changing() as change:
+            change("INSERT OR REPLACE INTO settings VALUES ('introductions', ?)", policy.value)
+        self._tell()
 
     def set_addresses(self, device_id: str, addresses: Sequence[Address]) -> None:
         """Remembers where a pinned device was reached, best first. Raises UnknownPeerError, ValueError."""
@@ -154,13 +247,18 @@ class PinTable:
 
     def get(self, device_id: str) -> Pin:
         """The pinned device with exactly this id. Raises UnknownPeerError."""
-        for pin in self._select("WHERE device_id = ?", device_id):
+        for pin in self._select("pins", "WHERE device_id = ?", device_id):
             return pin
         raise UnknownPeerError(f"device {printable(device_id)[:8]} is not paired with this one")
 
     def all(self) -> tuple[Pin, ...]:
         """Every pinned device, in the order of names."""
-        return self._select("ORDER BY name, device_id")
+        return self._select("pins", "ORDER BY name, device_id")
+
+    def name_of(self, device_id: str) -> str:
+        """What a device was called, also one that was removed; the beginning of its id where nobody knows."""
+        known = {one.device_id: one.name for one in self.removed()} | {pin.device_id: pin.name for pin in self.all()}
+        return printable(known.get(device_id, device_id[:8]))
 
     def find(self, text: str) -> Pin:
         """The one pinned device with this name, or whose id begins so; an exact name or id goes first.
@@ -168,30 +266,43 @@ class PinTable:
         Raises:
             UnknownPeerError, AmbiguousPeerError: none is, or several are.
         """
-        pins = self.all()
-        found = [pin for pin in pins if text in (pin.name, pin.device_id)]
-        found = found or [pin for pin in pins if text and pin.device_id.startswith(text.lower())]
-        if not found:
-            raise UnknownPeerError(f"no paired device is called {printable(text)!r}: see `meshtrain peers`")
-        if len(found) > 1:
-            shown = ", ".join(f"{pin.device_id[:12]} ({printable(pin.name)})" for pin in found)
-            raise AmbiguousPeerError(
-                f"several paired devices are called {printable(text)!r}: {shown}; write more of the id"
-            )
-        return found[0]
+        return _find(self.all(), text, "paired device is", "paired devices are")
+
+    def find_waiting(self, text: str) -> Pin:
+        """The one device that waits with this name, or whose id begins so, as the first to introduce it has said.
+
+        Raises:
+            UnknownPeerError, AmbiguousPeerError: none is, or several are.
+        """
+        first: dict[str, Pin] = {}
+        for pin in sorted(self.waiting(), key=lambda pin: pin.added_at):
+            first.setdefault(pin.device_id, pin)
+        return _find(tuple(first.values()), text, "device that waits is", "devices that wait are")
 
     def close(self) -> None:
         with self._explained():
             self._db.close()
 
-    def _select(self, clause: str, *arguments: str) -> tuple[Pin, ...]:
+    def _select(self, table: str, clause: str, *arguments: str) -> tuple[Pin, ...]:
         with self._explained():
-            rows = self._db.execute(f"SELECT {_COLUMNS} FROM pins {clause}", arguments).fetchall()
+            rows = self._db.execute(f"SELECT {_COLUMNS} FROM {table} {clause}", arguments).fetchall()
             return tuple(map(_pin, rows))
 
     def _tell(self) -> None:
         for changed in self._observers:
             changed()
+
+    @contextmanager
+    def _changing(self) -> Iterator["_Change"]:
+        """A change that is on the disk whole, or not at all."""
+        with self._explained():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield lambda statement, *values: self._db.execute(statement, values)
+                self._db.execute("COMMIT")
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -204,8 +315,35 @@ class PinTable:
             ) from error
 
 
+def upgrade(path: Path) -> None:
+    """Gives a table of before there were introductions what they need. Whoever was paired then was paired with one
+    device alone, and is asked before others are added. Raises sqlite3.Error."""
+    if not path.exists():
+        return
+    with closing(sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None)) as database:
+        database.executescript(f"BEGIN IMMEDIATE; {_CREATE} COMMIT")
+        if database.execute("SELECT 1 FROM pins LIMIT 1").fetchone() is not None:
+            database.execute(
+                "INSERT OR IGNORE INTO settings VALUES ('introductions', ?)", (IntroductionPolicy.ASK.value,)
+            )
+
+
+_Change = Callable[..., object]  # executes a statement with these values, within one transaction
+
+
 class _DamagedRowError(Exception):
     pass
+
+
+def _find(pins: Sequence[Pin], text: str, one: str, several: str) -> Pin:
+    found = [pin for pin in pins if text in (pin.name, pin.device_id)]
+    found = found or [pin for pin in pins if text and pin.device_id.startswith(text.lower())]
+    if not found:
+        raise UnknownPeerError(f"no {one} called {printable(text)!r}: see `meshtrain peers`")
+    if len(found) > 1:
+        shown = ", ".join(f"{pin.device_id[:12]} ({printable(pin.name)})" for pin in found)
+        raise AmbiguousPeerError(f"several {several} called {printable(text)!r}: {shown}; write more of the id")
+    return found[0]
 
 
 def _pin(row: tuple[str, str, str, float, str, str]) -> Pin:

@@ -12,6 +12,7 @@ read: whoever has not named PAIRING_ALPN shows a pinned certificate or is sent a
 """
 
 import ssl
+from collections.abc import Mapping
 
 from meshtraind.trust.identity import Identity, device_id_of
 from meshtraind.trust.pins import PinTable
@@ -67,6 +68,11 @@ class Trust:
         if device_id not in self._pinned:
             raise NotPinnedError(f"device {device_id[:8]} is not paired with this one: run `meshtrain pair` on both")
         return device_id
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """What the pinned devices called themselves, by id."""
+        return self._pinned
 
     def name_of(self, device_id: str) -> str:
         """What a pinned device called itself when it was pinned."""

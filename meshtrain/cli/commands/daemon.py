@@ -20,7 +20,7 @@ from meshtrain.datadir import data_folder
 from meshtrain.errors import ConnectionLost, DaemonNotRunning, OtherVersion
 from meshwire import limits
 from meshwire.messages.envelope import Done
-from meshwire.messages.local import GetStatus, Shutdown, Status
+from meshwire.messages.local import GetStatus, IntroductionPolicy, Shutdown, Status
 from meshwire.text import printable
 
 UP_TIMEOUT_S = 30.0  # a cold start reads some hundred files; a laptop that has just woken takes its time
@@ -57,11 +57,20 @@ def up(
             help=f"How long a peer may be silent before jobs go on without it; else {limits.PATIENCE_S:g}.",
         ),
     ] = None,
+    introductions: Annotated[
+        IntroductionPolicy | None,
+        typer.Option(
+            "--introductions",
+            help="Devices that a paired one introduces: take them (as at first), ask first, or never. Kept until it is "
+            "given again.",
+        ),
+    ] = None,
     data_dir: DataDir = None,
 ) -> None:
     """Start the daemon in the background. It finds paired devices, and runs jobs that they submit."""
     folder = data_folder(data_dir)
     options = _options(name, listen, interface or (), peer or (), patience)
+    options += [f"--introductions={introductions.value}"] if introductions is not None else []
     running = _status(folder)
     if running is not None:
         print(f"{printable(running.name)} ({running.device[:ID_CHARS]}) is already up, on {printable(running.listen)}")

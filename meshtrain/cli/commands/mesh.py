@@ -1,6 +1,8 @@
 """`status`, `peers`, `pair`, `unpair`: this device and the others."""
 
+import functools
 import re
+import time
 from typing import Annotated
 
 import typer
@@ -12,6 +14,7 @@ from meshtrain.cli.ui.exits import EXIT_INTERRUPTED
 from meshtrain.cli.ui.job import has_ended, list_jobs
 from meshtrain.cli.ui.options import DataDir, Json
 from meshtrain.cli.ui.peer_table import print_peers
+from meshtrain.cli.ui.qr import qr_lines, shows_qr
 from meshtrain.cli.ui.terminal import human_seconds, human_step, plain, print_json, print_table, printable_lines, say
 from meshwire.addresses import DEFAULT_PORT, Address
 from meshwire.jobs.files import human_bytes
@@ -22,6 +25,9 @@ from meshwire.messages.link import Software
 from meshwire.messages.local import (
     GetPeers,
     GetStatus,
+    IntroducedDevice,
+    IntroductionPolicy,
+    PairAccept,
     PairCode,
     Paired,
     PairHost,
@@ -31,14 +37,24 @@ from meshwire.messages.local import (
     PeerSummary,
     Status,
     Unpair,
+    Unpaired,
 )
 from meshwire.text import printable
 
+LINES_BESIDE = 10  # of text that `pair` shows with a QR code
 ADDRESSES_SHOWN = 3  # of this device's: cable, radio and one more
 ID_CHARS = 8  # of a device id that people see
 PAIR_HOST_TIMEOUT_S = 900.0  # the code itself expires earlier, at the daemon
 PAIR_JOIN_TIMEOUT_S = 120.0  # the search ends earlier, at the daemon
-TRUST = "A paired device may run code on this one, with the rights of the user that runs meshtraind."
+TRUST = (
+    "A paired device may run code on this one, with the rights of the user that runs meshtraind.\n"
+    "It introduces this one and its other devices to each other (meshtrain up --introductions ask|never: not so)."
+)
+INTRODUCTIONS = {
+    IntroductionPolicy.ACCEPT: "takes devices that paired ones introduce",
+    IntroductionPolicy.ASK: "asks before it takes a device that a paired one introduces",
+    IntroductionPolicy.NEVER: "takes no device that another one introduces, and introduces none",
+}
 
 
 @reported
@@ -62,6 +78,8 @@ def status(
     print(f"{printable(reply.name)} ({reply.device[:ID_CHARS]}) is up for {human_seconds(reply.up_s)}")
     print(f"  listens   {printable(reply.listen)}")
     print(f"  peers     {reply.peers_linked} linked of {reply.peers_paired} paired")
+    if verbose or reply.introductions is not IntroductionPolicy.ACCEPT:
+        print(f"  joining   {INTRODUCTIONS[reply.introductions]} (up --introductions {reply.introductions})")
     print(f"  jobs      {reply.jobs_running} running")
     print(f"  software  {_software(reply.software)}")
     print(f"  data      {printable(reply.data_dir)} (pid {reply.pid})")
@@ -76,10 +94,29 @@ def status(
                 print(f"  {_partition_wait(job, reply.patience_s)}")
                 for name, why in job.not_joining:
                     print(f"  {printable(name)} does not join: {printable(why)}")
+    for device in reply.joined:
+        say(_joined(device))
+    for device in reply.waiting:
+        say(_waiting(device), style="yellow")
     for warning in reply.warnings:
         say(f"warning: {printable_lines(warning)}", style="yellow")
     if not reply.peers_paired:
         say("No other device is paired yet. Add one: meshtrain pair")
+
+
+def _joined(device: IntroducedDevice) -> str:
+    ago = human_seconds(time.time() - device.added_at_s)
+    return (
+        f"{printable(device.name)} ({device.device[:ID_CHARS]}) joined {ago} ago, added by {printable(device.added_by)}"
+    )
+
+
+def _waiting(device: IntroducedDevice) -> str:
+    id_ = device.device[:ID_CHARS]
+    return (
+        f"{printable(device.added_by)} introduces {printable(device.name)} ({id_}). "
+        f"To take it: meshtrain pair --accept {id_}. To refuse it for good: meshtrain unpair {id_}"
+    )
 
 
 def _partition_wait(job: JobSummary, patience_s: float) -> str:
@@ -112,7 +149,9 @@ def _software(software: Software) -> str:
 
 @reported
 def peers(data_dir: DataDir = None, json: Json = False) -> None:
-    """List the other devices. STATE: linked, paired (but away), or seen on this network (not paired)."""
+    """List the other devices. STATE: linked, paired (but away), waiting (for your word), or seen on this network (not
+    paired). ADDED BY: a code that was typed here, or the paired device that has introduced it.
+    """
     with connected(data_dir) as client:
         reply = ask(client, GetPeers(), Peers, name="peers")
     if json:
@@ -122,7 +161,7 @@ def peers(data_dir: DataDir = None, json: Json = False) -> None:
         say("No other device is known. Add one: meshtrain pair")
         return
     print_table(
-        ("NAME", "ID", "STATE", "ADDRESS", "RTT", "CORES", "MEMORY", "SOFTWARE"),
+        ("NAME", "ID", "STATE", "ADDED BY", "ADDRESS", "RTT", "CORES", "MEMORY", "SOFTWARE"),
         [_peer_row(peer) for peer in reply.peers],
     )
     for peer in reply.peers:
@@ -135,6 +174,7 @@ def _peer_row(peer: PeerSummary) -> tuple[str, ...]:
         printable(peer.name),
         peer.device[:ID_CHARS],
         peer.state,
+        "-" if peer.state == "seen" else "a code" if peer.added_by is None else printable(peer.added_by),
         printable(peer.address or "-"),
         "-" if peer.rtt_s is None else f"{peer.rtt_s * 1000:.1f} ms",
         "-" if peer.cores is None else str(peer.cores),
@@ -154,16 +194,36 @@ def pair(
             "--at", metavar="HOST[:PORT]", help="Where the other device is, as its screen says; if mDNS is blocked."
         ),
     ] = None,
+    accept: Annotated[
+        str | None,
+        typer.Option("--accept", metavar="PEER", help="Take a device that waits: name or id prefix. See status."),
+    ] = None,
+    qr: Annotated[
+        bool | None,
+        typer.Option("--qr/--no-qr", help="Whether to draw the command for the other device as a QR code."),
+    ] = None,
+    json: Json = False,
     data_dir: DataDir = None,
 ) -> None:
     """Pair with another device. Without CODE show one and wait; with CODE join the device that shows it.
 
-    A paired device may run code on this one, with the rights of the user that runs meshtraind.
+    One code joins all: a third device is paired with any of the others, which introduces it. A paired device may run
+    code on this one, with the rights of the user that runs meshtraind.
+
+    The QR code holds the whole command for the other device, with this one's address. It is drawn where the terminal
+    shows UTF-8 and has room; --qr draws it anyhow.
     """
+    if accept is not None:
+        if code is not None or at is not None:
+            raise BadCommandLine("--accept goes without a code", "meshtrain pair --accept PEER")
+        with connected(data_dir) as client:
+            reply = ask(client, PairAccept(peer=accept), Paired, name="pairing")
+        _show_paired(reply, json)
+        return
     if code is None:
         if at is not None:
             raise BadCommandLine("--at goes with a code", "meshtrain pair CODE --at HOST[:PORT]")
-        _pair_host(data_dir)
+        _show_paired(_pair_host(data_dir, qr), json)
         return
     digits = re.sub(r"[\s-]", "", code)
     if not re.fullmatch(r"[0-9]{6}", digits):
@@ -174,21 +234,27 @@ def pair(
     with connected(data_dir) as client:
         body = PairJoin(code=f"{digits[:3]}-{digits[3:]}", at=at)
         reply = ask(client, body, Paired, name="pairing", timeout_s=PAIR_JOIN_TIMEOUT_S, on_event=_show_progress)
-    _show_paired(reply)
+    _show_paired(reply, json)
 
 
-def _pair_host(data_dir: DataDir) -> None:
+def _pair_host(data_dir: DataDir, qr: bool | None) -> Paired:
+    show = functools.partial(_show_code, qr)
     try:
         with connected(data_dir) as client:
-            reply = ask(client, PairHost(), Paired, name="pairing", timeout_s=PAIR_HOST_TIMEOUT_S, on_event=_show_code)
+            return ask(client, PairHost(), Paired, name="pairing", timeout_s=PAIR_HOST_TIMEOUT_S, on_event=show)
     except KeyboardInterrupt:
         say("Not paired: the code is no longer valid.")
         raise typer.Exit(EXIT_INTERRUPTED) from None
-    _show_paired(reply)
 
 
-def _show_code(event: Wire) -> None:
+def _show_code(qr: bool | None, event: Wire) -> None:
     if isinstance(event, PairCode):
+        if qr is not False:
+            # All of it, for that is what nobody likes to type; the address makes it work where mDNS does not.
+            where = f" --at {_to_type(event.addresses[0], event.port)}" if event.addresses else ""
+            drawn = qr_lines(f"meshtrain pair {event.code}{where}")
+            if qr or shows_qr(drawn, LINES_BESIDE):
+                say("\n".join(drawn))
         say(f"Pairing code: {event.code}    (valid for {human_seconds(event.expires_s)})")
         say("On the other device type:")
         say(f"  meshtrain pair {event.code}")
@@ -213,8 +279,12 @@ def _show_progress(event: Wire) -> None:
         say(printable_lines(event.text))
 
 
-def _show_paired(reply: Paired) -> None:
+def _show_paired(reply: Paired, json: bool) -> None:
+    if json:
+        print_json(plain(reply))
+        return
     print(f"paired with {printable(reply.name)} ({reply.device[:ID_CHARS]})")
+    say("Its other devices and this one's are introduced to each other: they join within seconds.")
     say("Next: meshtrain peers")
 
 
@@ -228,10 +298,33 @@ def unpair(
             autocompletion=complete_peers,
         ),
     ],
+    introduced: Annotated[
+        bool, typer.Option("--introduced", help="Remove those that joined by its word, or by theirs, as well.")
+    ] = False,
+    json: Json = False,
     data_dir: DataDir = None,
 ) -> None:
-    """Forget a paired device. Its link is dropped, and it may no longer run anything here."""
+    """Remove a device that is paired or waits. Its link is dropped, and it may no longer run anything here.
+
+    No introduction takes it in again, only a code that is typed here. The other devices go on trusting it until the
+    same is typed there; their status says so.
+    """
     with connected(data_dir) as client:
-        reply = ask(client, Unpair(peer=peer), Paired, name="unpair")
-    print(f"forgot {printable(reply.name)} ({reply.device[:ID_CHARS]})")
+        reply = ask(client, Unpair(peer=peer, introduced=introduced), Unpaired, name="unpair")
+    if json:
+        print_json(plain(reply))
+        return
+    for one in reply.removed:
+        print(f"removed {_named(one)}: only a code that is typed here takes it in again")
+    first = reply.removed[0].device[:ID_CHARS]
+    if reply.stay:
+        say(f"By its word joined, and are still trusted: {', '.join(map(_named, reply.stay))}")
+        say(f"To remove one: meshtrain unpair {reply.stay[0].device[:ID_CHARS]}")
+    if reply.others:
+        say(f"Where it is to be removed as well, type there: meshtrain unpair {first}")
+        say(f"The other devices are {', '.join(map(printable, reply.others))}.")
     say("It still trusts this device until `meshtrain unpair` is typed there as well.")
+
+
+def _named(device: Paired) -> str:
+    return f"{printable(device.name)} ({device.device[:ID_CHARS]})"

@@ -41,7 +41,7 @@ def top(
         seen = _chosen(client, job)
         try:
             if as_json:
-                seen = watch_job(client, seen.job, _print_line)
+                seen = watch_job(client, seen.job, _print_line, say)
                 _print_line(seen)
             elif console().is_terminal and not has_ended(seen):
                 seen = _live(client, seen)
@@ -69,7 +69,7 @@ def _live(client: Client, job: JobSummary) -> JobSummary:
 
     out = console()
     with Live(render_peers(job), console=out, transient=True, refresh_per_second=REFRESHES_PER_S) as live:
-        return watch_job(client, job.job, lambda seen: live.update(render_peers(seen)))
+        return watch_job(client, job.job, lambda seen: live.update(render_peers(seen)), out.print)
 
 
 def _print_line(job: JobSummary) -> None:

@@ -58,7 +58,12 @@ class _WatchFailed:
     error: Exception
 
 
-_Item = _LogLines | _LogOver | _State | _WatchFailed
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    line: str
+
+
+_Item = _LogLines | _LogOver | _State | _WatchFailed | _Joined
 
 
 class Follower:
@@ -127,6 +132,8 @@ class Follower:
                     ended, deadline_s = summary, time.monotonic() + LOGS_AFTER_END_S
                     self._over.set()
                     view.status(summary)
+                case _Joined(line):
+                    view.say(line)
                 case _State(summary, False):
                     reading |= self._follow_newcomers(summary, view)
                     view.status(summary)
@@ -158,7 +165,12 @@ class Follower:
         try:
             client = self._connect()
             try:
-                last = watch_job(client, self._job, lambda seen: self._items.put(_State(seen, ended=False)))
+                last = watch_job(
+                    client,
+                    self._job,
+                    lambda seen: self._items.put(_State(seen, ended=False)),
+                    lambda line: self._items.put(_Joined(line)),
+                )
             finally:
                 client.close()
         except (CliError, MeshtrainError, OSError) as error:

@@ -141,11 +141,15 @@ class View:
         elif self._seen is None or job.state != self._seen.state:
             say(f"job {job.job} {printable(job.state)}")
         for line in self._news(job):
-            if self._live is None:
-                say(line)
-            else:
-                self._console.print(line, style="yellow")
+            self.say(line)
         self._seen = job
+
+    def say(self, line: str) -> None:
+        """Shows a line for the person."""
+        if self._live is None:
+            say(line)
+        else:
+            self._console.print(line, style="yellow")
 
     def _news(self, job: JobSummary) -> list[str]:
         """The lines about members that are to be shown now."""

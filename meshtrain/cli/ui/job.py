@@ -68,11 +68,17 @@ def age(job: JobSummary, now_s: float) -> str:
     return f"{human_seconds(now_s - job.created_at_s)} ago"
 
 
-def watch_job(client: Client, job: str, show: Callable[[JobSummary], None]) -> JobSummary:
-    """Shows every update of a job until it has ended; returns the last state, which it has not shown."""
+def watch_job(client: Client, job: str, show: Callable[[JobSummary], None], tell: Callable[[str], None]) -> JobSummary:
+    """Shows every update of a job until it has ended; returns the last state, which it has not shown.
+
+    Args:
+        tell: is given a line for each device that joins this one's meanwhile.
+    """
 
     def on_event(event: Wire) -> None:
         if isinstance(event, Watched):
+            for device in event.joined:
+                tell(f"{printable(device.name)} joined, added by {printable(device.added_by)}")
             show(event.summary)
 
     reply = ask(

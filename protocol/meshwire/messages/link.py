@@ -57,3 +57,34 @@ class Addresses(Wire):
     """Gossip: one reachable peer is enough to find all others."""
 
     peers: Annotated[tuple[KnownPeer, ...], Field(max_length=limits.PEERS_MAX)]
+
+
+class Introduction(Wire):
+    """A device that was paired with the sender by a code. Its id is the hash of the certificate (K2)."""
+
+    certificate_der: Annotated[bytes, Field(min_length=1, max_length=limits.CERTIFICATE_BYTES_MAX)]
+    name: Name
+    addresses: Annotated[tuple[Address, ...], Field(max_length=limits.ADDRESSES_GOSSIPED_PER_PEER_MAX)]
+
+
+@message("introductions")
+class Introductions(Wire):
+    """Notice: all whom the sender introduces (K1), anew whenever they change.
+
+    `removed`: by a person, there. People are told of it, and nobody obeys it (K5).
+    """
+
+    devices: Annotated[tuple[Introduction, ...], Field(max_length=limits.INTRODUCTIONS_MAX)]
+    removed: Annotated[tuple[DeviceId, ...], Field(max_length=limits.REMOVALS_TOLD_MAX)] = ()
+
+
+@message("ask.linked")
+class AskLinked(Wire):
+    """Request: with which devices there is a link now. Reply: `LinkedDevices`."""
+
+
+@message("linked")
+class LinkedDevices(Wire):
+    """Reply: the devices that could take part in a job together with the one that answers."""
+
+    devices: Annotated[tuple[DeviceId, ...], Field(max_length=limits.PEERS_MAX)]

@@ -3,6 +3,7 @@
 The endpoint speaks the same frames as peers do. The first message is `Attach`; nothing else is answered before it.
 """
 
+from enum import StrEnum
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -56,6 +57,23 @@ class LinkTraffic(Wire):
     spared_bytes: int  # of them, by the lossless stage (W5)
 
 
+class IntroductionPolicy(StrEnum):
+    """What this device does with the words of trusted devices about others (K3)."""
+
+    ACCEPT = "accept"
+    ASK = "ask"
+    NEVER = "never"
+
+
+class IntroducedDevice(Wire):
+    """A device that came by another's word. `added_by`: the other's name, to be shown as it is, like `name`."""
+
+    device: DeviceId
+    name: Name
+    added_by: Name
+    added_at_s: float
+
+
 @message("status")
 class Status(Wire):
     """This daemon."""
@@ -75,6 +93,9 @@ class Status(Wire):
     rtt_s: float | None = None  # of the farthest linked peer
     timeouts: tuple[tuple[Text, float], ...] = ()  # in seconds: what follows from these two
     links: tuple[LinkTraffic, ...] = ()
+    introductions: IntroductionPolicy = IntroductionPolicy.ACCEPT
+    joined: tuple[IntroducedDevice, ...] = ()  # within the last day
+    waiting: tuple[IntroducedDevice, ...] = ()  # for a person's word, once for each that introduces it
 
 
 @message("get.peers")
@@ -87,13 +108,15 @@ class PeerSummary(Wire):
 
     device: DeviceId
     name: Name
-    state: Literal["linked", "paired", "seen"]  # paired: pinned but not reachable now; seen: on mDNS, not paired
+    # paired: pinned but not reachable now; waiting: introduced, for a person's word; seen: on mDNS, not paired
+    state: Literal["linked", "paired", "waiting", "seen"]
     address: Text | None
     rtt_s: float | None
     software: Software | None
     cores: int | None
     memory_bytes: int | None
     refused: Text | None = None  # of a paired one that answers: why there is no link
+    added_by: Name | None = None  # who has introduced it; None: a code was typed here, or it is not paired
 
 
 @message("peers")
@@ -141,11 +164,33 @@ class Paired(Wire):
     name: Name
 
 
-@message("unpair")
-class Unpair(Wire):
-    """Request: forget a device (name or id prefix) and drop its link. Reply: `Paired`, the device forgotten."""
+@message("pair.accept")
+class PairAccept(Wire):
+    """Request: trust a device that waits (name or id prefix). Reply: `Paired`."""
 
     peer: Annotated[str, Field(min_length=1, max_length=64)]
+
+
+@message("unpair")
+class Unpair(Wire):
+    """Request: remove a device that is paired or waits (name or id prefix), and drop its link; with `introduced` also
+    all that joined by its word, or by theirs. Reply: `Unpaired`."""
+
+    peer: Annotated[str, Field(min_length=1, max_length=64)]
+    introduced: bool = False
+
+
+@message("unpaired")
+class Unpaired(Wire):
+    """Reply: what was removed.
+
+    `stay`: those that joined by the word of the device and are still trusted. `others`: the paired ones, where it may
+    be trusted, too.
+    """
+
+    removed: tuple[Paired, ...]
+    stay: tuple[Paired, ...] = ()
+    others: tuple[Name, ...] = ()
 
 
 @message("shutdown")
@@ -248,9 +293,10 @@ class Watch(Wire):
 
 @message("watched")
 class Watched(Wire):
-    """Where a job stands."""
+    """Where a job stands, and who has joined this person's devices since the last such message."""
 
     summary: JobSummary
+    joined: tuple[IntroducedDevice, ...] = ()
 
 
 @message("cancel")

@@ -4,22 +4,30 @@ import asyncio
 import functools
 import os
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from meshtraind.api.local_handler import LocalHandler
 from meshtraind.app import App, Config, StartError
+from meshtraind.peers.selection import ask_who_is_linked, choose_members
 from meshtraind.storage.job_record import Job
 from meshtraind.transport.connection import RequestFailed
+from meshtraind.trust.identity import load_or_create
+from meshtraind.trust.newcomers import Verdict
+from meshtraind.trust.pins import Pin
 from meshtraind.trust.tls import Trust
 from meshwire import limits
 from meshwire.frames.header import HEADER_BYTES, LAYOUT, MAGIC, WIRE_VERSION, Header, Kind
 from meshwire.message_base import Wire
 from meshwire.messages.job import BlobRef, JobSpec
-from meshwire.messages.local import PairCode, PairJoin, Unpair
+from meshwire.messages.local import PairAccept, PairCode, PairJoin, Unpair, Watched
 from meshwire.sync_modes.mode import sync_settings
+from tests.daemon.fakedaemon import summary
 from tests.daemon.waiting import until
 
 TIMEOUT_S = 15.0
@@ -93,6 +101,45 @@ async def test_paired_daemons_link_and_unpairing_drops_the_link(tmp_path: Path) 
         await until(lambda: not linked(anna) and not linked(bert), "the end of the link")
         assert [row.state for row in anna.mesh.peers()] == ["paired"]
         assert bert.mesh.peers() == ()
+
+
+@pytest.mark.asyncio
+async def test_one_code_joins_the_mesh_and_a_removal_holds(tmp_path: Path) -> None:
+    """K1, K4: carl is paired with bert alone, and linked with anna as well. Removed at anna he stays so, whatever bert
+    says, until a code is typed there."""
+    names = "anna", "bert", "carl"
+    async with running(*(config(tmp_path, name) for name in names)) as (anna, bert, carl):
+        await pair(anna, bert)
+        await pair(bert, carl)
+        await until(lambda: linked(anna) == {"bert", "carl"} and linked(carl) == {"anna", "bert"}, "all links")
+        assert {row.name: row.added_by for row in anna.mesh.peers()} == {"bert": None, "carl": "bert"}
+        assert [(one.name, one.added_by) for one in carl.mesh.joined] == [("anna", "bert")]
+        assert [one.name for one in anna.mesh.introducer.joined_since(0)] == ["carl"]
+        told = anna.mesh.unpair(Unpair(peer="carl"))
+        assert (told.removed[0].name, told.others) == ("carl", ("bert",))
+        await until(lambda: not linked(anna) & {"carl"} and linked(carl) == {"bert"}, "the end of the link")
+        await until(lambda: any("anna has removed carl" in said for said in bert.mesh.warnings), "the warning")
+        members, (note, *_) = choose_members(bert.mesh.node, (), None, None, await ask_who_is_linked(bert.mesh.node))
+        assert [member.name for member in members] == ["bert", "anna"]
+        assert note.startswith("carl is left out: it has no link to anna"), "K7"
+    async with running(config(tmp_path, "anna")) as (anna,):
+        verdicts = []
+        judge = anna.mesh.introducer.newcomers.judge
+
+        def noted(*given: Any, **named: Any) -> Any:
+            verdicts.append(judge(*given, **named))
+            return verdicts[-1]
+
+        anna.mesh.introducer.newcomers.judge = noted  # type: ignore[method-assign]
+        at_anna = anna.mesh.listen
+        async with running(config(tmp_path, "bert", peers=[at_anna]), config(tmp_path, "carl")) as (bert, carl):
+            await until(lambda: linked(anna) == {"bert"}, "the link")
+            await until(lambda: bool(verdicts), "bert's next word")
+            assert set(verdicts) == {Verdict.REMOVED}
+            assert [row.name for row in anna.mesh.peers()] == ["bert"]
+            await pair(anna, carl)
+            await until(lambda: linked(anna) == {"bert", "carl"}, "the link by a code")
+            assert {row.name: row.added_by for row in anna.mesh.peers()} == {"bert": None, "carl": None}
 
 
 @pytest.mark.asyncio
@@ -238,6 +285,50 @@ async def test_a_taken_port_is_named(tmp_path: Path) -> None:
         port = holder.getsockname()[1]
         with pytest.raises(StartError, match=rf"cannot listen on 127\.0\.0\.1:{port}.*--listen"):
             await App(config(tmp_path, "anna", listen=f"127.0.0.1:{port}")).run()
+
+
+@pytest.mark.asyncio
+async def test_a_person_takes_and_removes_those_that_others_introduce(tmp_path: Path) -> None:
+    """K3, K4: as the command line asks for it; and whoever follows a job hears once of each that joins."""
+    bert, carl = (load_or_create(tmp_path / f"{name} himself", name) for name in ("bert", "carl"))
+    async with running(config(tmp_path, "anna", introductions="ask")) as (anna,):
+        mesh, pins = anna.mesh, anna.mesh._pins
+        handler = LocalHandler(mesh, anna.jobs, cast(Any, None), anna.request_stop)
+        pins.add(Pin(bert.device_id, "bert", bert.certificate_pem, time.time(), mesh.node.device))
+        pins.wait(Pin(carl.device_id, "carl", carl.certificate_pem, time.time(), bert.device_id))
+        assert [(one.name, one.added_by) for one in mesh.waiting] == [("carl", "bert")]
+        assert {row.name: row.state for row in mesh.peers()} == {"bert": "paired", "carl": "waiting"}
+        heard: list[tuple[str, ...]] = []
+
+        def follow(event: Wire) -> None:
+            assert isinstance(event, Watched)
+            heard.append(tuple(one.name for one in event.joined))
+
+        tell = handler._with_joined(follow)
+        now = Watched(summary=summary())
+        tell(now)
+        assert mesh.accept(PairAccept(peer="carl")).device == carl.device_id
+        tell(now)
+        tell(now)
+        handler._with_joined(follow)(now)
+        assert heard == [(), ("carl",), (), ()]
+        assert (mesh.waiting, [one.name for one in mesh.joined]) == ((), ["carl"])
+        with pytest.raises(RequestFailed, match="no device that waits is called 'carl'"):
+            mesh.accept(PairAccept(peer="carl"))
+        told = mesh.unpair(Unpair(peer="bert"))
+        assert ([one.name for one in told.removed], [one.name for one in told.stay]) == (["bert"], ["carl"])
+        pins.add(Pin(bert.device_id, "bert", bert.certificate_pem, time.time(), mesh.node.device))
+        told = mesh.unpair(Unpair(peer="bert", introduced=True))
+        assert ({one.name for one in told.removed}, told.stay) == ({"bert", "carl"}, ())
+        assert mesh.peers() == ()
+
+
+@pytest.mark.asyncio
+async def test_what_was_said_of_introductions_is_kept_until_it_is_said_again(tmp_path: Path) -> None:
+    """K3: a start without the option is not a word for `accept`."""
+    for said, kept in ((None, "accept"), ("never", "never"), (None, "never"), ("ask", "ask"), (None, "ask")):
+        async with running(config(tmp_path, "anna", introductions=said)) as (app,):
+            assert app.mesh.introductions == kept
 
 
 @pytest.mark.asyncio

@@ -18,6 +18,7 @@ import pytest
 
 import meshtraind.peers.links
 from meshtraind.app import App
+from meshtraind.peers.handshake import Doorway, LinkMaker
 from meshtraind.transport import connection as connection_module
 from meshtraind.trust.pins import Pin
 from meshwire import limits
@@ -54,19 +55,17 @@ async def test_a_flood_of_connections_leaves_the_loop_to_others(
     loop = asyncio.get_running_loop()
     turns = 0
     accepted_at: list[int] = []
-    accept = loop.sock_accept
 
     def turn() -> None:
         nonlocal turns
         turns += 1
         handle[0] = loop.call_soon(turn)
 
-    async def counted(listener: socket.socket) -> object:
-        accepted = await accept(listener)
+    def counted(links: LinkMaker) -> Doorway:
         accepted_at.append(turns)
-        return accepted
+        return Doorway(links)
 
-    monkeypatch.setattr(loop, "sock_accept", counted)
+    monkeypatch.setattr(meshtraind.peers.links, "Doorway", counted)
     async with devices(tmp_path, "anna") as (anna,):
         handle = [loop.call_soon(turn)]
         with contextlib.ExitStack() as flood:

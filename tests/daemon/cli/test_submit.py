@@ -22,7 +22,9 @@ from meshwire.codecs.registry import FAMILIES, FP32, parse_codec
 from meshwire.jobs.files import FileManifest
 from meshwire.jobs.lifecycle import JobState
 from meshwire.memory_layout.footprint import Measurement, ModelSize
+from meshwire.message_base import Wire
 from meshwire.messages.job import Member
+from meshwire.messages.link import AskLinked, LinkedDevices
 from meshwire.messages.local import (
     GetJobs,
     GetPeers,
@@ -438,9 +440,15 @@ def test_a_lost_job_is_listed_with_the_way_on(endpoint: Endpoint) -> None:
 async def test_a_dry_run_tells_what_a_submission_would(tmp_path: Path) -> None:
     """C2: that a gather costs more with three devices is known before anything is started."""
 
+    everybody = "a" * 64, "b" * 64, "c" * 64
+
+    async def request(body: Wire, **_: object) -> Wire:
+        assert body == AskLinked()
+        return LinkedDevices(devices=everybody)
+
     def link(name: str, cores: int) -> Any:
         hello = SimpleNamespace(name=name, incarnation=1, software=SOFTWARE, cores=cores)
-        return SimpleNamespace(hello=hello)
+        return SimpleNamespace(hello=hello, connection=SimpleNamespace(request=request))
 
     member = Member(device="a" * 64, incarnation=1, name="anna")
     links = {"b" * 64: link("bert", 2), "c" * 64: link("cleo", 64)}

@@ -116,11 +116,12 @@ def test_a_job_begins_on_as_many_as_are_there(count: int, count_max: int | None,
         links[member.device] = link(member)
         links[member.device].hello.software = software
     node = cast(Any, SimpleNamespace(device=ANNA.device, member=ANNA, software=software, links=links))
+    everybody = {device: {ANNA.device, *links} for device in (ANNA.device, *links)}
     if isinstance(chosen, str):
         with pytest.raises(RequestFailed, match=chosen):
-            choose_members(node, (), count, count_max)
+            choose_members(node, (), count, count_max, everybody)
     else:
-        members, _ = choose_members(node, (), count, count_max)
+        members, _ = choose_members(node, (), count, count_max, everybody)
         assert members == (ANNA, BERT, CLEO, DORA)[:chosen]
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import socket
@@ -765,6 +766,22 @@ async def test_who_is_sent_away_and_stays_holds_one_connection(
         await until(lambda: sum(not one._ended.is_set() for one in came) <= 2, "those before to end")
         assert not came[-1]._ended.is_set(), "the last one has its time for why"
     assert not anna.links._leaving, "what has ended is forgotten"
+
+
+@pytest.mark.parametrize("moments", range(6))
+@pytest.mark.asyncio
+async def test_who_calls_while_the_links_close_is_closed(tmp_path: Path, moments: int) -> None:
+    """Whichever step of being let in that is: a socket that nobody knows of any more would be a warning here."""
+    async with Device(tmp_path, "anna").running() as anna:
+        await asyncio.sleep(0)
+        with socket.create_connection(("127.0.0.1", anna.links.port)) as caller:
+            for _ in range(moments):
+                await asyncio.sleep(0)
+            await anna.links.close()
+            gc.collect()
+            caller.settimeout(DEADLINE_S)
+            with contextlib.suppress(ConnectionResetError):
+                assert caller.recv(1) == b""
 
 
 @pytest.mark.asyncio

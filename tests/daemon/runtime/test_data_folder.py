@@ -25,6 +25,7 @@ from meshtraind.storage.migration import migrate
 from meshtraind.storage.resume_file import load_all
 from meshtraind.trust.identity import load_or_create
 from meshwire.checkpoints.manifest import CheckpointManifest, CheckpointName, unit_file
+from meshwire.messages.local import IntroductionPolicy
 
 JOB = "5skaevsrmvw9"
 ROUND = 100
@@ -168,6 +169,7 @@ async def test_what_earlier_versions_have_written_is_all_there(
         assert [row.name for row in app.mesh.peers()] == ["anna"]
         assert [(record.id, record.state) for record in node.history.newest()] == [(JOB, "lost")]
         assert app.jobs.admission.may_return(JOB)
+        assert app.mesh.introductions is IntroductionPolicy.ASK, "it was paired when trust was between two (K3)"
 
     with caplog.at_level(logging.INFO):
         await started(data, look)
@@ -187,8 +189,10 @@ async def test_what_earlier_versions_have_written_is_all_there(
 @pytest.mark.asyncio
 async def test_a_new_folder_says_its_format_from_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = tmp_path / "new"
+    policies = []
     with caplog.at_level(logging.INFO):
-        await started(data, lambda _: None)
+        await started(data, lambda app: policies.append(app.mesh.introductions))
+    assert policies == [IntroductionPolicy.ACCEPT]
     assert read_format(data) == FORMAT
     assert (data / "format").read_text().startswith(f"{FORMAT} written by meshtrain ")
     assert (schema(data / "pins.db"), schema(data / "jobs.db")) == (FORMAT, FORMAT)

@@ -65,7 +65,7 @@ def test_adding_and_removing_is_told_to_those_who_build_on_it(table: PinTable, p
     table.subscribe(lambda: seen.append(len(table.all())))
     table.add(pins[0])
     table.add(pins[1])
-    assert table.remove(pins[0].device_id) == pins[0]
+    assert table.remove(pins[0].device_id) == (pins[0],)
     assert seen == [1, 2, 1]
     with pytest.raises(UnknownPeerError, match="not paired"):
         table.remove(pins[0].device_id)
