@@ -1666,6 +1666,22 @@ BUGS: tuple[Bug, ...] = (
         f"{DAEMON}/jobs/test_returns.py -k returns_to_lies_as_before",
     ),
     Bug(
+        "who-resumes-a-job-is-not-told-whom-its-topology-names",
+        "meshtraind.jobs.submission",
+        "Submission._again",
+        "if topology.named:",
+        "if False:",
+        f"{DAEMON}/jobs/test_offers.py -k who_resumes",
+    ),
+    Bug(
+        "a-rank-that-nobody-can-have-is-taken",
+        "meshtraind.jobs.submission",
+        "check_ranks",
+        "rank >= max(len(members), peers_max or 0)",
+        "rank >= len(members) and peers_max is None",
+        f"{DAEMON}/jobs/test_offers.py -k never_have",
+    ),
+    Bug(
         "who-is-stopped-on-its-way-back-has-failed",
         "meshtraind.jobs.routing",
         "JobRouter.close",

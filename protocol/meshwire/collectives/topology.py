@@ -42,6 +42,9 @@ class Step:
     after: int = 0
 
 
+_IDLE = Step(None, None, None, None, Op.COPY)  # one for all: where one member owns much there are thousands
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """One shard's way through one rank of a topology in which sums grow from hop to hop.
@@ -187,6 +190,8 @@ def programs_from(scheme: Scheme, ranks: tuple[int, ...]) -> tuple[Program, ...]
 
     def step_of(position: int, index: int) -> Step:
         send, receipt = sent[position].get(index), received[position].get(index)
+        if send is None and receipt is None:
+            return _IDLE
         shard, to = (None, None) if send is None else (send.shard, ranks[send.receiver])
         if receipt is None:
             return Step(shard, to, None, None, Op.COPY)
