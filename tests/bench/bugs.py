@@ -1409,10 +1409,10 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "topologies-kept-parts-waited-for",
-        "meshwire.collectives.load",
-        "waves_of",
-        "if each.op is not Op.KEEP:",
-        "if True:",
+        "meshwire.collectives.topology",
+        "Program.needs",
+        " and step.op is not Op.KEEP",
+        "",
         f"{WIRE}/collectives/test_load.py -k latencies",
     ),
     Bug(
@@ -1451,8 +1451,8 @@ BUGS: tuple[Bug, ...] = (
         "topologies-ranks-not-in-the-job",
         "meshtraind.jobs.submission",
         "Submission._settings",
-        "any(rank >= len(members) for rank in topology.named)",
-        "False",
+        "check_ranks(collective.topology, members, body.peers_max)",
+        "pass",
         f"{DAEMON}/real/test_real_jobs.py -k cannot_be",
     ),
     # Members that lie: who finds it, whom it names, and what follows.
@@ -2054,8 +2054,8 @@ BUGS: tuple[Bug, ...] = (
         "sums-sent-before-they-are-complete",
         "meshwire.planning.playback",
         "_Part.__init__",
-        "self.needs.append(len(earlier))",
-        "self.needs.append(min(1, len(earlier)))",
+        "self.needs.append(len(program.needs[at]))",
+        "self.needs.append(min(1, len(program.needs[at])))",
         f"{WIRE}/planning/test_playback.py -k before_the_last_part",
     ),
     Bug(

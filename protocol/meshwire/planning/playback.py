@@ -69,8 +69,7 @@ class _Part:
 
     Attributes:
         sends: (step, shard, receiver's position).
-        needs: by send, how many receipts it waits for: those of the same shard at earlier steps. A gather sends its own
-            part, whatever comes.
+        needs: by send, how many receipts it waits for.
         frees: by step at which something is received, the sends that wait for it.
         receipts: (step, shard).
     """
@@ -85,15 +84,10 @@ class _Part:
         for at, step in enumerate(program.steps):
             if step.send_shard is not None:
                 assert step.send_to is not None
-                earlier = [
-                    before
-                    for before, other in enumerate(program.steps[:at])
-                    if other.recv_shard == step.send_shard and other.op is not Op.KEEP
-                ]
-                for before in earlier:
+                for before in program.needs[at]:
                     self.frees.setdefault(before, []).append(len(self.sends))
                 self.sends.append((at, step.send_shard, positions[step.send_to]))
-                self.needs.append(len(earlier))
+                self.needs.append(len(program.needs[at]))
             if step.recv_shard is not None:
                 self.receipts.append((at, step.recv_shard))
 

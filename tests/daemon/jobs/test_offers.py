@@ -12,6 +12,7 @@ import pytest_asyncio
 
 import meshtraind.jobs.submission
 from meshtraind.jobs import admission
+from meshtraind.jobs.checkpoint_search import CheckpointSearch
 from meshtraind.jobs.routing import JobRouter
 from meshtraind.jobs.submission import Submission, check_ranks
 from meshtraind.learner import software
@@ -260,7 +261,7 @@ async def test_who_resumes_a_job_is_told_whom_its_topology_names_now(
         return resumed
 
     monkeypatch.setattr(Submission, "_bring", brings)
-    monkeypatch.setattr(meshtraind.jobs.submission.CheckpointSearch, "bring_files", brings)
+    monkeypatch.setattr(CheckpointSearch, "bring_files", brings)
     body = Resubmit(resume=ResumeFrom(job=spec.job))
     resubmission = Submission(bert.node, bert.jobs.admission, body, lambda _progress: None)
     notes: list[str] = []

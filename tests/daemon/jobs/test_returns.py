@@ -7,6 +7,8 @@ from typing import Any, cast
 import pytest
 
 from meshtraind.jobs import admission as admission_module
+from meshtraind.learner.supervisor import pause_s
+from meshtraind.storage.cleanup import remove_inputs
 from meshtraind.storage.job_record import EntryMode
 from meshtraind.storage.resume_file import NAME
 from meshtraind.transport.connection import RequestFailed
@@ -129,7 +131,7 @@ async def in_vain(mesh: list[Daemon], pause_s: float, *, left_in_order: bool = F
 
 @pytest.fixture(autouse=True)
 def _pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission_module, "pause_s", admission_module.pause_s)
+    monkeypatch.setattr("meshtraind.jobs.admission.pause_s", pause_s)
 
 
 def halt(late: Daemon, other: Daemon) -> None:
@@ -246,11 +248,11 @@ async def test_a_persons_word_counts_while_what_came_in_vain_is_deleted(
     in_thread = asyncio.to_thread
 
     async def to_thread(work: Any, *args: Any, **kwargs: Any) -> Any:
-        if work is admission_module.remove_inputs:
+        if work is remove_inputs:
             await holds.wait()
         return await in_thread(work, *args, **kwargs)
 
-    monkeypatch.setattr(admission_module.asyncio, "to_thread", to_thread)
+    monkeypatch.setattr(asyncio, "to_thread", to_thread)
     if revives:
         offer(late, mesh[1])
     else:
