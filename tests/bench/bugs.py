@@ -1666,6 +1666,14 @@ BUGS: tuple[Bug, ...] = (
         f"{DAEMON}/jobs/test_returns.py -k returns_to_lies_as_before",
     ),
     Bug(
+        "frozen-moments-are-corrected-for-later-steps",
+        "meshtrain.train.optim.frozen_variance",
+        "_step",
+        "moments.mul_(correction / (1 - second ** (step - 1)))",
+        "pass",
+        f"{TRAIN}/optim/test_frozen_variance.py -k same_length",
+    ),
+    Bug(
         "who-resumes-a-job-is-not-told-whom-its-topology-names",
         "meshtraind.jobs.submission",
         "Submission._again",
