@@ -19,7 +19,7 @@ ROUND_S = 2.5e-3
 
 @dataclass(frozen=True, slots=True)
 class PeerLink:
-    """One peer's way to all others.
+    """How a peer is linked to all others: its rates, its latency, and whether by cable.
 
     Attributes:
         up_bytes_s, down_bytes_s: what it sends, and what it receives, both at once.
@@ -67,7 +67,7 @@ class Network:
         return crossings(self.links[sender].wired, self.links[receiver].wired)
 
     def latency_s(self, sender: int, receiver: int) -> float:
-        """One way."""
+        """How long a byte is on its way from one to the other, beside what its rate takes."""
         return (self.links[sender].rtt_s + self.links[receiver].rtt_s) / 4
 
 

@@ -40,7 +40,7 @@ class BucketLoad:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """One round.
+    """What became of a round that was played: when it was over, and how busy links and processors were.
 
     Attributes:
         finished_s: by position, when all of it was there.
@@ -60,7 +60,7 @@ class Played:
 
     @property
     def busiest_link_s(self) -> float:
-        """Of all links, each direction for itself."""
+        """How long the busiest link was at work, where each direction is one: no round can be shorter."""
         return max(*self.up_s, *self.down_s)
 
 
@@ -106,7 +106,7 @@ class Playback:
         self._encodes_sums = reduction in (Reduction.LINEAR, Reduction.TWO_SIDED)
 
     def play(self, loads: Sequence[BucketLoad], ready_s: Sequence[Sequence[float]], network: Network) -> Played:
-        """One round.
+        """Plays a round of this topology with these buckets over a network.
 
         Args:
             ready_s: by position and load, when the member's own part is there.
@@ -203,7 +203,7 @@ class _Round:
         self._came(now_s, index, at)
 
     def _freed(self, now_s: float, index: int, at: int, send: int) -> None:
-        """One thing less that a send waits for."""
+        """Something has come that a send waits for; with the last of it, it is computed, and waits for the link."""
         waiting = self._waiting[at][index]
         waiting[send] -= 1
         if waiting[send]:

@@ -248,6 +248,18 @@ def test_ranks_that_a_job_can_never_have_are_refused(
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "topology", ["star:64", "sharded:" + "9" * 99, "hierarchical:", "ring:0", "\u0663", "tree\x1b[31m", ""]
+)
+async def test_a_topology_that_no_person_can_have_typed_is_refused(bert: Bert, topology: str) -> None:
+    """C2: whoever submits checks it before: this one has not."""
+    refusal = bert.offered(bert.anna.offer(1, topology=topology)) or ""
+    assert "--topology" in refusal
+    assert "same version" in refusal
+    assert not bert.jobs.registry.jobs
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize("topology", ["star:0", "star:2", "ring", None])
 async def test_who_resumes_a_job_is_told_whom_its_topology_names_now(
     topology: str | None, bert: Bert, monkeypatch: pytest.MonkeyPatch

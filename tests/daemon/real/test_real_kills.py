@@ -27,7 +27,7 @@ SCRIPT = jobs.UNTIL_STOPPED.replace(
 BEFORE_ROUNDS, MORE_ROUNDS = 10, 6
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def mesh() -> Iterator[ChaosMesh]:
     with ChaosMesh(3) as started:
         yield started
@@ -69,5 +69,5 @@ def test_what_an_optimizer_keeps_survives_kills_and_a_round_with_nan(
     weights = {
         jobs.read(daemon, job, "output", rank, "sub/weights.txt") for rank, daemon in enumerate(mesh.daemons.values())
     }
-    assert len(weights) == (1 if sync == "bsp" else len(weights))
+    assert sync != "bsp" or len(weights) == 1  # in a period each has its own
     assert all(math.isfinite(float(each)) for text in weights for each in text.split())
