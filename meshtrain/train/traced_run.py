@@ -41,7 +41,7 @@ COPIES = 3  # of all gradients, of which the fastest counts
 
 
 class TimedStep(NamedTuple):
-    """One step, in seconds of a clock that never goes back.
+    """What a step's parts took, in seconds of a clock that never goes back; `StepClock` makes one for each step.
 
     Attributes:
         passes: backward passes.

@@ -77,7 +77,8 @@ async def _connect_peers(settings: Settings, workers: Sequence[Worker], stations
 
 
 async def _round(workers: Sequence[Worker]) -> tuple[float, float]:
-    """One round of one side: (seconds to the end of the last rank, CPU seconds of all)."""
+    """Has all ranks of one side play a round. Returns what it took: (seconds to the end of the last rank, CPU seconds
+    of all)."""
     await ask_all(workers, ROUND_TIMEOUT_S, do="ready")
     start_s = time.monotonic() + START_DELAY_S
     answers = await ask_all(workers, ROUND_TIMEOUT_S, do="round", start_s=start_s)

@@ -31,7 +31,7 @@ class CodecFigures:
 
     @property
     def bits(self) -> float:
-        """Bits per value."""
+        """How many bits of an encoded vector there are for each value."""
         return 8 * self.encoded_bytes / self.values
 
     @property

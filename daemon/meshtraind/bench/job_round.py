@@ -44,7 +44,7 @@ class RoundCost:
 
 
 class JobMember:
-    """One of MEMBERS, which hears from none."""
+    """A member's arithmetic of a round without its network: what a codec costs the daemon is measured on it."""
 
     def __init__(self, spec: CodecSpec, values: Values) -> None:
         plan, self._raw = model_of(spec, values)
@@ -63,7 +63,7 @@ class JobMember:
         self._gathered = spec.reduction is Reduction.GATHER
 
     def round(self, number: int) -> RoundCost:
-        """One round, complete and forgotten."""
+        """Plays a round to its end, frees it, and returns what its parts took."""
         form = self._forms.of(number)
         started_s = time.thread_time()
         own = self._memory.own_part(number, form, 1.0)

@@ -129,7 +129,7 @@ class Peer:
         return {"ports": ports, "certificate": self._identity.certificate_pem if self._identity is not None else None}
 
     async def do_pin(self, certificates: list[str]) -> dict[str, Any]:
-        """Trusts the other ranks."""
+        """Pins the keys of the other ranks, so that links to them can be made."""
         if self._pins is not None and self._identity is not None:
             for rank, pem in enumerate(certificates):
                 if rank in self._neighbours:
@@ -229,7 +229,7 @@ class Peer:
         }
 
     async def close(self) -> None:
-        """Ends the connections."""
+        """Closes the links to all other ranks, when nothing is to be measured any more."""
         for neighbour in self._neighbours.values():
             neighbour.connection.close("the benchmark has ended")
         self._stack.close()
@@ -237,16 +237,16 @@ class Peer:
     def bucket_complete(
         self, round_: int, bucket: int, poisoned: bool, contributors: int, weight: float, squared_norm: float
     ) -> None:
-        """Everybody has to be in it."""
+        """Checks that everybody's part is in a bucket: the figures are of whole rounds."""
         if poisoned or contributors != (1 << self._members) - 1 or weight != self._members:
             self.fail(f"round {round_}, bucket {bucket}: contributors {contributors:#x}, weight {weight}")
 
     def chunk_broken(self, rank: int | None, text: str) -> None:
-        """Ends the round that runs."""
+        """Fails the round that runs: a peer has sent what it should not."""
         self.fail(f"rank {rank}: {text}")
 
     def result_decoded(self, round_: int) -> None:
-        """The round is over."""
+        """Notes when a round was over, and wakes who waits for it."""
         self._end_s = time.monotonic()
         self.complete = round_
         self._round_done.set()

@@ -9,7 +9,7 @@ from meshtraind.bench.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One side's timed rounds.
+    """What the rounds of meshtrain, or of the other program, took; figures for the table are made of it.
 
     Attributes:
         seconds: from the common start to the end of the last rank, by round.
@@ -112,7 +112,7 @@ class Report:
         return result
 
     def as_text(self) -> str:
-        """A table and two lines."""
+        """The report as people see it: a table of both sides, and two lines about it."""
         settings, ratio, memory = self.settings, self.ratio, self.memory
         security = "TLS" if settings.tls else "no TLS"
         how = settings.codec if settings.topology is None else f"{settings.codec}, {settings.topology}"

@@ -24,7 +24,7 @@ class BenchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One comparison. Raises BenchError when a value makes none.
+    """What a person has asked `bench allreduce` to compare. Raises BenchError when that is no comparison.
 
     Attributes:
         peers: m.
@@ -60,7 +60,7 @@ class Settings:
 
     @property
     def values(self) -> int:
-        """The length of the vector."""
+        """How many fp32 values the vector has that each rank brings."""
         return self.mb * 1_000_000 // VALUE_BYTES
 
     @property

@@ -10,6 +10,7 @@ from typing import Protocol
 from meshtraind.jobs.file_intake import Intake
 from meshtraind.jobs.registry import JobRegistry
 from meshtraind.jobs.revival import Revivals
+from meshtraind.jobs.way_back import WayBack
 from meshtraind.learner.software import installed_anew
 from meshtraind.learner.supervisor import PROGRESS_ROUNDS, pause_s
 from meshtraind.peers.node import Node
@@ -95,8 +96,9 @@ class Admission:
         self._promised: dict[str, Generation] = {}
         self._repeated_s: dict[str, float] = {}  # when an offer that has not begun came last, on the loop's clock
         self._submissions: dict[str, ProgressWatcher] = {}  # on their way from here
-        self._returning: dict[str, str] = {}  # why this device has not returned yet to jobs that others go on with
+        self._returning: dict[str, WayBack] = {}  # to jobs that lie here and that others go on with
         self._joining: set[str] = set()  # jobs whose files are on their way, or are deleted again
+        self._deleting = asyncio.Lock()  # held while files of jobs that lay here are; one after the other
         self._called_off: dict[str, None] = {}  # ended before they were offered; oldest first
         self._laid_down: dict[str, int] = {}  # how often one after the other without progress; the newest last
 
@@ -134,12 +136,16 @@ class Admission:
 
     def waiting(self, job: str) -> str | None:
         """What a job waits for that ran here before, for people; None where this device does not come back to it."""
-        if why_not := self._returning.get(job):
-            return f"a way back to the others, who go on (tried, and tries again: {why_not})"
+        if (way := self._returning.get(job)) is not None and way.why_not:
+            return f"a way back to the others, who go on (tried, and tries again: {way.why_not})"
         if (waiting := self.revivals.waiting(job)) is not None:
             return waiting
         soon = self.may_return(job) and time.monotonic() < self._began_s + RETURNS_WITHIN_S
         return RETURNS if soon or job in self._returning else None
+
+    def returns(self, job: str) -> bool:
+        """Whether others go on with a job that lies here, and this device tries to return to it."""
+        return job in self._returning
 
     def is_under_way(self, job: str) -> bool:
         """Whether the job is about to begin here, or its files are being deleted again."""
@@ -172,25 +178,48 @@ class Admission:
 
     def end_unstarted(self, job: Job, event: JobEvent, reason: str) -> None:
         """Ends a job that has no session. A submission that still goes on hears of it and calls the others off."""
+        self._stop_unstarted(job, event, reason)
+        if not job.was_here:
+            return
+        if event is JobEvent.CANCEL:
+            self._forget(job.spec.job)
+        else:
+            self._put_back(job)
+
+    def _stop_unstarted(self, job: Job, event: JobEvent, reason: str) -> None:
         self._promised.pop(job.spec.job, None)
-        if job.entry_mode is EntryMode.REVIVAL and event is not JobEvent.CANCEL:
-            job.left = True  # it is not over for that: nobody is told so
         if job.state is JobState.READY:  # while they still come, whoever fetches them sees the end
             self._tasks.spawn(self._remove_files(job), f"remove files of {job.spec.job}")
         job.advance(event, reason)
         self._tell_progress(job, 0, 0, ready=False, error=reason[: limits.ERROR_CHARS_MAX])
 
+    def _put_back(self, job: Job) -> None:
+        """Puts a job that did not begin again here back where it was, on the list of those that wait for their devices.
+        It is not over for that: nobody is told so. What came of its files is deleted meanwhile."""
+        id_ = job.spec.job
+        self._registry.drop(job)
+        before = self._before.pop(id_, None)
+        if before is not None:
+            self._record(before)
+        if job.entry_mode is EntryMode.REJOIN:
+            self._returning[id_].why_not = job.error or ""
+            self.revivals.add(id_, self._left[id_])
+
     async def _remove_files(self, job: Job) -> None:
-        """Deletes what came for a job that has ended here before it began."""
-        place = job.spec.job, job.folder, self._node.blobs
-        match job.entry_mode:
-            case EntryMode.REJOIN if not job.left:  # it is over; its results and checkpoints stay
-                self._goes_on(job.spec.job)
-                await asyncio.to_thread(clean_up, *place, succeeded=False)
-            case EntryMode.REJOIN | EntryMode.REVIVAL:
-                await self._put_back(job)
-            case _:
-                await asyncio.to_thread(discard, *place)
+        """Deletes what came for a job that has ended here before it began. Of one that was here before, results and
+        checkpoints stay."""
+        id_ = job.spec.job
+        if not job.was_here:
+            await asyncio.to_thread(discard, id_, job.folder, self._node.blobs)
+            return
+        if id_ in self._left:
+            async with self._deleting:
+                await asyncio.to_thread(remove_inputs, job.folder)
+        else:
+            await self._let_go(id_, succeeded=False)
+        self._joining.discard(id_)
+        if id_ in self._where and id_ not in self._returning:
+            self.left_behind(*self._where.pop(id_))
 
     def _await_close(self, job: Job) -> None:
         """Sees to it that a job which has just begun here can lie down when its session closes."""
@@ -219,25 +248,6 @@ class Admission:
             del self._laid_down[next(iter(self._laid_down))]
         return pause_s(self._laid_down[job.spec.job])
 
-    async def _put_back(self, job: Job) -> None:
-        """Puts a job that did not begin again here back where it was, on the list of those that wait for their devices;
-        unless somebody has ended it meanwhile."""
-        id_ = job.spec.job
-        await asyncio.to_thread(remove_inputs, job.folder)
-        before = self._before.pop(id_, None)
-        if job.state is JobState.CANCELLED:
-            await self._let_go(id_, succeeded=False)
-        else:
-            self._registry.drop(job)
-            if before is not None:
-                self._record(before)
-            if job.entry_mode is EntryMode.REJOIN:
-                self._returning[id_] = job.error or ""
-                self.revivals.add(id_, self._left[id_])
-        self._joining.discard(id_)
-        if id_ in self._where and id_ not in self._returning:
-            self.left_behind(*self._where.pop(id_))
-
     def _record(self, record: JobRecord) -> None:
         try:
             self._node.history.put(record)
@@ -245,24 +255,24 @@ class Admission:
             log.error("job %s is not recorded: %s", record.id, error)
 
     async def _let_go(self, id_: str, *, succeeded: bool) -> None:
-        """Forgets a job that lay here: this device neither returns to it nor begins it again."""
-        self._left.pop(id_, None)
-        self._where.pop(id_, None)
-        self._returning.pop(id_, None)
-        self.revivals.drop(id_)
+        """Deletes what a job that lay here needs no more: this device neither returns to it nor begins it again."""
         folder = self._node.job_folder(id_)
-        await asyncio.to_thread(forget, folder)
-        await asyncio.to_thread(clean_up, id_, folder, self._node.blobs, succeeded=succeeded)
+        async with self._deleting:
+            await asyncio.to_thread(forget, folder)
+            await asyncio.to_thread(clean_up, id_, folder, self._node.blobs, succeeded=succeeded)
 
     def give_up(self, id_: str, outcome: Outcome, reason: str, *, left: bool = False) -> None:
-        """Ends a job that lies here to begin again, because a person or a device that was in it says so. `left`: here
-        alone."""
-        if not self.comes_back(id_) or id_ in self._registry.jobs:
+        """Ends a job that lies here, or is about to go on here, because a person or a device that was in it says so.
+        `left`: here alone."""
+        job = self._registry.jobs.get(id_)
+        if not self.comes_back(id_) or (job is not None and not job.was_here):
             return
         log.info("job %s: it does not begin again: %s", id_, reason)
-        self.revivals.drop(id_)
+        if job is not None:
+            self._stop_unstarted(job, JobEvent.FAIL, reason)
+            self._registry.drop(job)
         try:
-            record = self._node.history.find(id_)
+            record = self._before.get(id_) or self._node.history.find(id_)
         except HistoryError as error:
             log.error("job %s: its end is not recorded: %s", id_, error)
         else:
@@ -270,6 +280,7 @@ class Admission:
             changes = {"state": state, "exit_code": EXIT_CODES[state], "spec": {**record.spec, "left": left}}
             error_text = None if outcome == "succeeded" else reason[: limits.ERROR_CHARS_MAX]
             self._record(record.model_copy(update={**changes, "error": error_text}))
+        self._forget(id_)
         self._tasks.spawn(self._let_go(id_, succeeded=outcome == "succeeded"), f"end of {id_}")
 
     def cancel(self, id_: str, reason: str) -> None:
@@ -281,12 +292,17 @@ class Admission:
         self.give_up(id_, "cancelled", reason)
 
     def ended_elsewhere(self, device: str, end: End) -> None:
-        """A device that was in a job that lies here tells how it ended there. Where it failed, others that this one was
-        with last may have gone on; and an offer that is called off, `now`, is no end."""
-        if not self.revivals.waits(end.job) or device not in self.revivals.devices(end.job):
+        """A device tells how a job that does not run here has ended there. Of one that lies here: where it failed,
+        others that this one was with last may have gone on; and an offer that is called off, `now`, is no end."""
+        way, job = self._returning.get(end.job), self._registry.jobs.get(end.job)
+        if way is not None and (job is None or job.entry_mode is EntryMode.REJOIN):
+            if way.is_over(device, end):
+                self.give_up(end.job, end.outcome, end.reason)
             return
-        if end.outcome != "failed" or (not end.now and self.revivals.is_now(end.job, device)):
+        lies = self.revivals.waits(end.job) and device in self.revivals.devices(end.job)
+        if lies and (end.outcome != "failed" or (not end.now and self.revivals.is_now(end.job, device))):
             self.give_up(end.job, end.outcome, end.reason)
+        self.end_job(end)
 
     # An offer
 
@@ -337,23 +353,26 @@ class Admission:
     def _revived(self, offer: Offer, rank: int) -> Job:
         spec, node = offer.spec, self._node
         left = self._left[spec.job]
-        given_up: tuple[GivenUp, ...] = ()
-        try:
-            self._before[spec.job] = node.history.find(spec.job)
-            given_up = summary_of(self._before[spec.job]).given_up
-        except HistoryError as error:
-            log.warning("job %s: what was known of it is lost: %s", spec.job, error)
+        before = self._look_up(spec.job)
+        given_up = () if before is None else summary_of(before).given_up
         if spec.resume is None:
-            given_up += self._unsaved_rounds(spec.job, len(offer.members))
+            given_up += self._unsaved_rounds(before, len(offer.members))
         place = node.job_folder(spec.job), node.history
         job = Job(spec, offer.members, rank, *place, EntryMode.REVIVAL, left.started_at_s, left.generation)
         job.take_given_up(given_up)
         self._joining.add(spec.job)
         return job
 
-    def _unsaved_rounds(self, job: str, members: int) -> tuple[GivenUp, ...]:
+    def _look_up(self, id_: str) -> JobRecord | None:
+        """What was known of a job that lies here, and will be again if it does not begin now."""
+        try:
+            self._before[id_] = self._node.history.find(id_)
+        except HistoryError as error:
+            log.warning("job %s: what was known of it is lost: %s", id_, error)
+        return self._before.get(id_)
+
+    def _unsaved_rounds(self, before: JobRecord | None, members: int) -> tuple[GivenUp, ...]:
         """Of a job that begins from its start, those that are known of: nothing of them is left."""
-        before = self._before.get(job)
         rounds = 0 if before is None else summary_of(before).rounds
         everybody = tuple(range(members))
         return (GivenUp(first=1, last=rounds, samples=0, made_by=everybody, kept=everybody),) if rounds else ()
@@ -416,9 +435,7 @@ class Admission:
                 await self._fetch_from_any(job, source_device, on_progress)
         except (BlobError, RequestFailed, ConnectionEnded, TimeoutError, OSError) as error:
             if not job.ended:
-                job.left = job.left or job.entry_mode in (EntryMode.REJOIN, EntryMode.REVIVAL)  # tried again
-                job.advance(JobEvent.FAIL, str(error))
-                self._tell_progress(job, 0, 0, ready=False, error=str(error)[: limits.ERROR_CHARS_MAX])
+                self.end_unstarted(job, JobEvent.FAIL, str(error))
         if job.ended:
             await self._remove_files(job)
             return
@@ -546,7 +563,7 @@ class Admission:
         if not job.ended and not self._registry.closing:
             if job.entry_mode is EntryMode.REVIVAL:
                 self._joining.discard(id_)
-                self._goes_on(id_)
+                self._forget(id_)
             elif job.spec.resume is not None:  # a person's word, who does not want both
                 self.give_up(job.spec.resume.job, "cancelled", f"it goes on as job {id_}")
             others = {rank: self._node.links.get(member.device) for rank, member in generation.live.items()}
@@ -562,40 +579,38 @@ class Admission:
         finally:
             self._joining.discard(job.spec.job)
         if job.state is JobState.READY:
-            self._goes_on(job.spec.job)
+            self._forget(job.spec.job)
             await self._registry.come_back(job, device, where)
             self._await_close(job)
 
-    async def _return(self, job: Job, device: str, where: Where) -> None:
+    async def _return(self, job: Job, way: WayBack) -> None:
         """Returns to a job. While its files have no room here, or nobody sends them, it lies as before, and this is
         tried again."""
-        id_, tries = where.job, 1
+        id_, tries = job.spec.job, 1
         try:
-            await self._come_later(job, device, where)
-            while id_ in self._left:  # else it goes on here, or is over
+            await self._come_later(job, way.device, way.where)
+            while self._returning.get(id_) is way:  # else it goes on here, or is over
                 tries += 1
                 await asyncio.sleep(pause_s(tries))
-                if id_ not in self._left or self.is_under_way(id_):
-                    break  # it has ended, or begins again
-                device, where = self._where.pop(id_, (device, where))
-                await self._come_later(self._rejoin(self._left[id_], where), device, where)
+                stopped = self._returning.get(id_) is not way or self._registry.closing
+                if not stopped and not self.is_under_way(id_):  # nor is about to begin again with others
+                    await self._come_later(self._rejoin(way.where), way.device, way.where)
         finally:
-            self._returning.pop(id_, None)
+            if self._returning.get(id_) is way:
+                del self._returning[id_]
 
-    def _rejoin(self, left: JobFile, where: Where) -> Job:
+    def _rejoin(self, where: Where) -> Job:
         """The job, to be entered again."""
         id_, rank = where.job, rank_of(where.generation, self._node.device)
         assert rank is not None, "not listed"
         log.info("job %s: it goes on without this device, which asks to be taken in again", id_)
-        try:
-            self._before[id_] = self._node.history.find(id_)
-        except HistoryError as error:
-            log.warning("job %s: what was known of it is lost: %s", id_, error)
+        self._look_up(id_)
         self.revivals.drop(id_)
-        place = self._node.job_folder(id_), self._node.history
+        left, place = self._left[id_], (self._node.job_folder(id_), self._node.history)
         members = where.generation.members
         job = Job(left.spec, members, rank, *place, EntryMode.REJOIN, left.started_at_s, left.generation)
         self._registry.add(job)
+        self._joining.add(id_)
         return job
 
     def left_behind(self, device: str, where: Where) -> None:
@@ -609,8 +624,12 @@ class Admission:
             log.info("job %s: the others' history is older than what is here; they will come to this one", where.job)
             return
         job = self._registry.jobs.get(where.job)
-        if self.is_under_way(where.job) or where.job in self._returning:
+        way = self._returning.get(where.job)
+        if way is not None:
+            way.told(device, where)
+        elif self.is_under_way(where.job):
             self._where[where.job] = device, where
+        if way is not None or self.is_under_way(where.job):
             if (
                 job is not None
                 and job.entry_mode is EntryMode.REVIVAL
@@ -619,14 +638,15 @@ class Admission:
             ):
                 self.end_unstarted(job, JobEvent.FAIL, "others go on with it")
             return
-        self._returning[where.job] = ""
-        self._tasks.spawn(self._return(self._rejoin(left, where), device, where), f"return to {where.job}")
+        way = self._returning[where.job] = WayBack(self._node.device, device, where)
+        self._tasks.spawn(self._return(self._rejoin(where), way), f"return to {where.job}")
 
-    def _goes_on(self, id_: str) -> None:
-        """Forgets that the job lay here: it goes on with this device, or this device asks in."""
+    def _forget(self, id_: str) -> None:
+        """Forgets that the job lay here: it goes on with this device, or this device asks in, or it is over."""
         self._left.pop(id_, None)
         self._before.pop(id_, None)
         self._where.pop(id_, None)
+        self._returning.pop(id_, None)
         self.revivals.drop(id_)
 
     # Joining a job that others have begun
@@ -679,7 +699,6 @@ class Admission:
         good once the others have taken it in."""
         spec, members = invite.spec, invite.generation.members
         log.info("job %s: this device joins it, which others have begun", spec.job)
-        self._goes_on(spec.job)
         folder, history = self._node.job_folder(spec.job), self._node.history
         job = Job(spec, (*members, self._node.member), len(members), folder, history, EntryMode.LATE_JOIN)
         self._registry.add(job)

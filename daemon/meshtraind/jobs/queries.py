@@ -20,7 +20,6 @@ from meshtraind.storage.fetch import list_outputs, serve
 from meshtraind.storage.job_history import HistoryError
 from meshtraind.storage.job_record import EntryMode, Job, summary_of
 from meshtraind.storage.results import DAY_S
-from meshtraind.storage.resume_file import forget
 from meshtraind.transport.connection import ConnectionEnded, Emit, RequestFailed
 from meshwire import limits
 from meshwire.checkpoints.manifest import CheckpointName
@@ -71,7 +70,7 @@ class JobQueries:
 
     def summaries(self, prefix: str) -> tuple[JobSummary, ...]:
         """Jobs known here, newest first."""
-        live = {id_: self._live(job) for id_, job in self._registry.jobs.items() if id_.startswith(prefix)}
+        live = {id_: job.summary() for id_, job in self._registry.jobs.items() if id_.startswith(prefix)}
         try:
             past = self._node.history.newest(id_prefix=prefix)
         except HistoryError as error:
@@ -86,13 +85,6 @@ class JobQueries:
         async with self._listing:
             await asyncio.sleep(0)
             return self.summaries(prefix)
-
-    def _live(self, job: Job) -> JobSummary:
-        """The summary of a job of this daemon's life. One that could not begin again here lies as before in a moment,
-        and is tried again; or the others begin it without this device, which returns to it."""
-        summary = job.summary()
-        tried = job.state in (JobState.FAILED, JobState.LOST) and self._admission.comes_back(job.spec.job)
-        return self._past(summary) if tried else summary
 
     def _past(self, summary: JobSummary) -> JobSummary:
         """The summary of a job that ended before this daemon was started. Others may be in the middle of it: if so they
@@ -126,7 +118,7 @@ class JobQueries:
         """What is known of a job: here and, for people but not for peers, on the linked devices."""
         job = self._registry.jobs.get(id_)
         if job is not None:
-            return self._live(job)
+            return job.summary()
         found = await self.find(id_) if ask_others else self.summaries(id_)
         if not found:
             where = " or on any linked device" if ask_others else ""
@@ -153,7 +145,8 @@ class JobQueries:
             raise RequestFailed(f"job {body.job} has ended already: it is {summary.state}")
         job, session = self._registry.jobs.get(body.job), self._registry.session(body.job)
         reason = f"cancelled on {by}"
-        if job is None and self._admission.revivals.waits(body.job):
+        lies = session is None and (job is None or job.was_here)
+        if lies and self._admission.revivals.waits(body.job) and not self._admission.returns(body.job):
             self._admission.cancel(body.job, reason)
             return
         if job is None or (forward and session is None and not job.begins):  # its files are on their way
@@ -184,13 +177,12 @@ class JobQueries:
             job = self._registry.jobs.get(id_)
         session = self._registry.session(id_)
         reason = f"{self._node.name} left it, the others went on"
+        if session is None and self._admission.comes_back(id_):
+            self._admission.give_up(id_, "cancelled", f"{self._node.name} has left it", left=True)
+            return
         if session is None and job is not None and not job.ended and job.entry_mode is not EntryMode.FOUNDER:
             job.left = True
             self._admission.end_unstarted(job, JobEvent.CANCEL, reason)
-            await asyncio.to_thread(forget, job.folder)
-            return
-        if job is None and self._admission.comes_back(id_):
-            self._admission.give_up(id_, "cancelled", f"{self._node.name} has left it", left=True)
             return
         if session is None:
             raise RequestFailed(f"job {id_} does not run on this device; see `meshtrain jobs`")

@@ -13,7 +13,7 @@ from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session.membership_host import Asked
 from meshtraind.session.session import JobSession
 from meshtraind.storage.job_history import RESUME, HistoryError
-from meshtraind.storage.job_record import BEFORE_START, EntryMode, Job
+from meshtraind.storage.job_record import BEFORE_START, Job
 from meshtraind.storage.resume_file import load_all
 from meshtraind.transport.connection import RequestFailed
 from meshwire.frames.header import Header
@@ -79,7 +79,7 @@ class JobRouter:
             if (
                 not job.ended
                 and self.registry.session(job.spec.job) is None
-                and job.entry_mode is not EntryMode.REVIVAL
+                and not job.was_here  # it lies here as before
                 and not job.lies_down
             ):
                 job.advance(JobEvent.FAIL, reason)
@@ -100,7 +100,6 @@ class JobRouter:
                 self.admission.files_progress(device, body)
             case End() if self.registry.session(body.job) is None:
                 self.admission.ended_elsewhere(device, body)
-                self.admission.end_job(body)
             case Remains():
                 return self._answer_remains(device, body)
             case Propose() | Promised() | Refused() | Enter() | Entered() | Where() | AskIn() | Wish() | Accuse():

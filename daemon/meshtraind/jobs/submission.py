@@ -16,7 +16,7 @@ from meshtraind.storage.blob_writer import BlobError
 from meshtraind.transport.connection import Connection, ConnectionEnded, Emit, RequestFailed
 from meshwire import limits
 from meshwire.collectives.cost import cost_note
-from meshwire.collectives.strategy import collective_for
+from meshwire.collectives.strategy import Topology, collective_for, topology_of
 from meshwire.jobs.lifecycle import job_number
 from meshwire.message_base import Wire
 from meshwire.messages.job import (
@@ -83,7 +83,7 @@ class Submission:
         if isinstance(body, Submit):
             spec = await self._new(body, owner, members, notes)
         else:
-            spec = await self._again(body, owner, notes)
+            spec = await self._again(body, owner, notes, members)
         await self._start(spec, Generation.first(spec.job, self._node.device, members))
         return Submitted(job=spec.job, members=members, notes=tuple(notes))
 
@@ -138,10 +138,7 @@ class Submission:
         cores = {self._cores(member) for member in members}
         sync = check_settings(body, unequal_peers=len(cores) > 1)
         collective = collective_for(codec_of(sync, body.codec), body.topology)
-        topology = collective.topology
-        if body.peers_max is None and any(rank >= len(members) for rank in topology.named):
-            ranks = ", ".join(f"{rank} is {member.name}" for rank, member in enumerate(members))
-            raise RequestFailed(f"--topology {topology}: the job has no such rank; {ranks}")
+        check_ranks(collective.topology, members, body.peers_max)
         if (note := cost_note(collective, len(members))) is not None:
             notes.append(note)
         if body.shares is None and sync.shares == "speed" and len(cores) > 1:
@@ -151,8 +148,17 @@ class Submission:
             )
         return sync
 
-    async def _again(self, body: Resubmit, owner: str, notes: list[str]) -> JobSpec:
+    async def _again(
+        self, body: Resubmit, owner: str, notes: list[str], members: tuple[Member, ...] | None = None
+    ) -> JobSpec:
+        """The specification of the job as it was. `members`: of now, whom its topology may name by other ranks; None
+        where they have those of before."""
         resumed = await self._bring(body.resume, owner, notes)
+        if members is not None and resumed.spec.topology is not None:
+            topology = topology_of(resumed.spec.topology)
+            ranks = check_ranks(topology, members, body.peers_max)
+            if topology.named:
+                notes.append(f"--topology {topology}, as before: now {ranks} (others: --on, in the order of ranks)")
         await CheckpointSearch(self._node, owner, self._emit).bring_files(resumed.spec, resumed.source)
         spec = spec_again(resumed.spec, resumed.point, self._node.device)
         return spec if body.peers is None else spec.model_copy(update={"peers_max": body.peers_max})
@@ -295,6 +301,19 @@ class Submission:
         if link is None:
             raise RequestFailed(f"lost {member.name} before the job began")
         return link.connection
+
+
+def check_ranks(topology: Topology, members: tuple[Member, ...], peers_max: int | None) -> str:
+    """Refuses ranks that the job will never have. Returns who has which now.
+
+    Args:
+        peers_max: how many devices it may come to have; None: no others.
+    """
+    ranks = ", ".join(f"rank {rank} is {member.name}" for rank, member in enumerate(members))
+    if any(rank >= max(len(members), peers_max or 0) for rank in topology.named):
+        later = f", and others join up to {peers_max} in all" if peers_max is not None else ""
+        raise RequestFailed(f"--topology {topology}: the job has no such rank; {ranks}{later}")
+    return ranks
 
 
 class Submissions:

@@ -170,7 +170,7 @@ class Job:
         self.unlinkable: Mapping[str, str] = {}  # why devices that answer cannot be linked, by id
         self.not_joining: tuple[tuple[str, str], ...] = ()  # names of linked devices that could join, and why not
         self.expired_at_s: float | None = None  # when its results here were deleted, Unix time
-        self.left = False  # by a person's word; the others go on, and hear no end from here
+        self.left = False  # this device alone has; the others go on, and hear no end from here
         self.lies_down = False  # no base of it is left: what runs of it is being stopped, and it is to begin again
         self._out = False  # of all generations, since the one entered last
         self._seen: set[int] = set()  # ranks that took part at some time
@@ -189,6 +189,11 @@ class Job:
     def begins(self) -> bool:
         """Whether this daemon begins it with the others."""
         return self.entry_mode in (EntryMode.FOUNDER, EntryMode.REVIVAL)
+
+    @property
+    def was_here(self) -> bool:
+        """Whether it lay here when it was begun again, or returned to: if that fails, it does so again."""
+        return self.entry_mode in (EntryMode.REJOIN, EntryMode.REVIVAL)
 
     @property
     def ending(self) -> bool:

@@ -17,6 +17,8 @@ from meshwire.collectives.topology import Program
 from meshwire.jobs.files import human_bytes
 from meshwire.layout.projections import bits_per_value
 
+VALUES_MAX, MBITS_MAX = 1e15, 1e9
+
 
 @reported
 def topology(
@@ -33,10 +35,14 @@ def topology(
     codec: Annotated[
         str | None, typer.Option("--codec", metavar="CODEC", help="How values travel, as for submit; else as fp32.")
     ] = None,
-    values: Annotated[float, typer.Option("--values", metavar="N", min=1, help="Of the model, 11.7e6.")] = 1e6,
+    values: Annotated[
+        float, typer.Option("--values", metavar="N", min=1, max=VALUES_MAX, help="Of the model, 11.7e6.")
+    ] = 1e6,
     mbits: Annotated[
         float,
-        typer.Option("--mbits", metavar="N", min=0.001, help="What the WiFi cell carries, in 10^6 bits a second."),
+        typer.Option(
+            "--mbits", metavar="N", min=0.001, max=MBITS_MAX, help="What the WiFi cell carries, in 10^6 bits a second."
+        ),
     ] = 100.0,
     svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Draw it into this file, too.")] = None,
     as_json: Json = False,
@@ -58,6 +64,11 @@ def topology(
     cables = frozenset(wired or ())
     if beyond := sorted(rank for rank in cables if not 0 <= rank < peers):
         raise BadCommandLine(f"--wired {beyond[0]}: the ranks of {peers} devices are 0 to {peers - 1}")
+    if any(rank >= peers for rank in chosen.named):
+        raise BadCommandLine(
+            f"{chosen}: the ranks of {peers} devices are 0 to {peers - 1}",
+            f"meshtrain topology {chosen} --peers {max(chosen.named) + 1}",
+        )
     ranks = tuple(range(peers))
     programs, vector_bytes = chosen.programs(ranks), values * bits / 8
     document = _document(programs, cables, vector_bytes, mbits)

@@ -8,7 +8,7 @@ import typer
 from meshtrain.cli.planning.codec_prices import codec_prices
 from meshtrain.cli.planning.other_programs import OtherPrograms
 from meshtrain.cli.planning.verdict import COLUMNS, document, introduction, rows, verdict
-from meshtrain.cli.submission.measuring import NotMeasured, trace
+from meshtrain.cli.submission.measuring import TRACED_STEPS_MIN, NotMeasured, trace
 from meshtrain.cli.submission.shipping import DATA_FOLDER, relative_script
 from meshtrain.cli.ui.errors import BadCommandLine, CliError, reported
 from meshtrain.cli.ui.options import DataDir, Json
@@ -92,7 +92,11 @@ def whatif(
         try:
             traced = trace(root, relative, args or (), {}, data, stages)
         except NotMeasured as problem:
-            raise CliError(str(problem), f"python {relative}, which should run by itself") from None
+            prepared = (
+                f"mt.prepare in {relative}, and {TRACED_STEPS_MIN} steps or more behind it (README, Your own script)"
+            )
+            hint = f"python {relative}, which should run by itself" if problem.failed else prepared
+            raise CliError(str(problem), hint) from None
         busy = others.note()
         prices = codec_prices([tried.codec for tried in EVIDENCE], data_dir, stages)
         pricing = Pricing(traced.measurement.manifest, prices)

@@ -49,7 +49,10 @@ class _KeptPrices(Wire):
 
 
 def codec_prices(codecs: Sequence[str], data_dir: Path | None, stages: Stages) -> dict[str, CodecPrice]:
-    """By the codec's text. Measures those that are not known yet. Raises CliError when that fails."""
+    """What each codec costs on this processor, by its text. Measures those that are not known yet, and keeps them.
+
+    Raises CliError when that fails.
+    """
     file = data_folder(data_dir) / FILE
     kept = _read(file)
     missing = [codec for codec in dict.fromkeys(codecs) if codec not in kept.prices]
@@ -107,7 +110,7 @@ def _price(spec: CodecSpec, short: dict[str, float], full: dict[str, float]) -> 
 
 
 def _filled(spec: CodecSpec, encoded_bytes: int) -> float:
-    """Of the largest size that segments can have, what values with heavy tails take."""
+    """What values with heavy tails take of the largest size that their segments can have: 1 where sizes are fixed."""
     if spec.fixed or spec.family.transforms:
         return 1.0
     return min(1.0, encoded_bytes / (SEGMENTS * spec.segment_bytes_max(limits.SEGMENT_VALUES_MAX)))
@@ -130,7 +133,7 @@ def _write(file: Path, kept: _KeptPrices) -> None:
 
 
 def _processor() -> str:
-    """Its model, where the system tells it."""
+    """The processor's model, where the system tells it: figures of another one do not count."""
     with suppress(OSError):  # not Linux
         for line in CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):
@@ -139,7 +142,7 @@ def _processor() -> str:
 
 
 def _software() -> str:
-    """Versions that arithmetic depends on."""
+    """The versions that arithmetic depends on: figures of others do not count."""
     found = [f"python {platform.python_version()}"]
     for name in ("meshtraind", "numpy"):
         with suppress(PackageNotFoundError):  # from a source tree that is not installed

@@ -23,7 +23,7 @@ class OtherPrograms:
         )
 
     def part(self) -> float:
-        """Of all cores, from 0 to 1."""
+        """How much of all cores other programs took meanwhile, from 0 to 1."""
         wall_s, used_s, own_s = (now - before for now, before in zip(self._figures(), self._begun, strict=True))
         cores = os.cpu_count() or 1
         return min(1.0, max(0.0, (used_s - own_s) / (wall_s * cores))) if wall_s > 0 else 0.0

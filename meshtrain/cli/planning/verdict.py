@@ -42,7 +42,7 @@ def flags(price: Price) -> str:
 
 
 def times(against_one: float) -> str:
-    """A ratio for people."""
+    """How many times as fast as one laptop, as people read it."""
     return f"{against_one:.2f}x" if against_one >= 0.1 else f"{against_one:.2g}x"
 
 
@@ -75,7 +75,7 @@ def introduction(step: StepTrace, pricing: Pricing) -> str:
 
 
 def rows(cells: Sequence[Cell]) -> list[tuple[str, ...]]:
-    """Of the table."""
+    """The rows of the table that `whatif` prints, one for each network, under COLUMNS."""
     return [
         (
             mbit(cell.bytes_s),
@@ -168,7 +168,7 @@ def document(whatif: WhatIf, step: StepTrace, cells: Sequence[Cell], told: str) 
 
 
 def price_document(price: Price) -> dict[str, Any]:
-    """One price, with units in the names."""
+    """A price in the JSON document: its settings, and what they cost, with units in the names."""
     settings = price.settings
     return {
         "sync": settings.sync.text(),

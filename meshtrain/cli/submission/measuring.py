@@ -34,7 +34,15 @@ OUTPUT_TAIL_LINES = 10
 
 
 class NotMeasured(Exception):
-    """The script ended before it came to `mt.prepare`, or took the steps that were to be timed; says how."""
+    """The script ended before it came to `mt.prepare`, or took the steps that were to be timed; says how.
+
+    Attributes:
+        failed: by an error; else it has ended well, and does not do what is wanted.
+    """
+
+    def __init__(self, text: str, *, failed: bool) -> None:
+        super().__init__(text)
+        self.failed = failed
 
 
 def measure(
@@ -89,7 +97,7 @@ def trace(
         data,
         _Awaited(
             f"running {script} for a few steps, to see how long they take",
-            f"before it had taken {TRACED_STEPS_MIN} steps behind mt.prepare",
+            f"before its steps were timed, {TRACED_STEPS_MIN} behind mt.prepare at least",
             f"{script} has not taken {TRACED_STEPS_MIN} steps in {MEASURE_TIMEOUT_S:.0f} s",
             "smaller batches, or less work before the first step",
         ),
@@ -132,7 +140,7 @@ def _run(
                 _end(process)
             if not file.exists():
                 how = f"ended with exit code {code}" if code else "ended"
-                raise NotMeasured(f"{argv[0]} {how} {awaited.too_early}{_tail(output)}")
+                raise NotMeasured(f"{argv[0]} {how} {awaited.too_early}{_tail(output)}", failed=code != 0)
         return file.read_bytes()
 
 

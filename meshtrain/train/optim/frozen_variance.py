@@ -9,9 +9,9 @@ gradient to the momentum that all have in common, and sends that:
 
 The mean of what is decoded of these is everybody's next m. Error feedback is the codec's, of workers and of owners.
 
-Two things are not as in the paper. Moments keep Adam's correction of their bias. And no step is larger than Adam's own
-can be (Kingma and Ba 2015, section 2.1), and none is taken where there was no gradient in the first N: one bit stands
-for other values than zero there, and the division would make much of them.
+Two things are not as in the paper. Moments keep Adam's correction of their bias, also those that stay. And no step is
+larger than Adam's own can be (Kingma and Ba 2015, section 2.1), and none is taken where there was no gradient in the
+first N: one bit stands for other values than zero there, and the division would make much of them.
 """
 
 import math
@@ -78,23 +78,27 @@ class FrozenVariance(OptimizerStep):
                 parameter.grad = momentum
         for parameter, momentum in frozen:
             assert momentum is not None
-            _step(parameter, momentum, self.optimizer.state[parameter], self._group_of[id(parameter)], self._steps)
+            _step(parameter, momentum, self.optimizer.state[parameter], self._group_of[id(parameter)])
 
     def _frozen(self, parameter: torch.Tensor) -> bool:
         state = self.optimizer.state.get(parameter)
         return state is not None and "step" in state and int(state["step"]) >= self._steps
 
 
-def _step(
-    parameter: torch.Tensor, momentum: torch.Tensor, state: dict[str, Any], group: dict[str, Any], steps: int
-) -> None:
-    """One parameter's step."""
+def _step(parameter: torch.Tensor, momentum: torch.Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+    """One parameter's step.
+
+    Second moments lie in the state as Adam's would after so many steps: divided by 1 - beta2^step they stay as they
+    are. So it does not matter here for how many steps they were learnt, nor to plain AdamW that goes on from them.
+    """
     state["exp_avg"].copy_(momentum)
     state["step"] += 1
     first, second = (float(beta) for beta in group["betas"])
-    rate, moments = float(group["lr"]), state["exp_avg_sq"]
-    deviation = moments.div(1 - second**steps).sqrt_()
-    change = state["exp_avg"].div(1 - first ** float(state["step"])).div_(deviation.add_(group["eps"]))
+    rate, moments, step = float(group["lr"]), state["exp_avg_sq"], float(state["step"])
+    correction = 1 - second**step
+    moments.mul_(correction / (1 - second ** (step - 1)))
+    deviation = moments.div(correction).sqrt_()
+    change = state["exp_avg"].div(1 - first**step).div_(deviation.add_(group["eps"]))
     bound = max(1.0, (1 - first) / math.sqrt(1 - second))
     change.clamp_(-bound, bound).masked_fill_(moments == 0, 0)
     parameter.mul_(1 - rate * group["weight_decay"]).add_(change, alpha=-rate)

@@ -28,26 +28,11 @@ class PartsStrategy(Strategy):
 
     def __init__(self, layout: EncodedLayout, program: Program) -> None:
         super().__init__(layout, program)
-        self._moved: dict[int, list[int]] = {}  # by step, by bucket: what to add to a place in the vector
-        self.area_bytes = layout.total_bytes if self.holds_vector else 0
-        for step in _parts_steps(program):
-            moved = self._moved[step] = []
-            shard = program.steps[step].recv_shard
-            assert shard is not None
-            for bucket, of_bucket in enumerate(self.shards):
-                run = of_bucket[shard]
-                offset, length = layout.span(bucket, run.first_segment, run.segment_count)
-                moved.append(self.area_bytes - offset)
-                self.area_bytes += length
+        self._lay_out(_parts_steps(program), vector=self.holds_vector)
 
     @classmethod
     def area_vectors(cls, program: Program) -> float:
         return cls.holds_vector + len(_parts_steps(program)) / program.shard_count
-
-    def place(self, step: int, bucket: int, first_segment: int, segment_count: int) -> Place:
-        """Of a run that is received at a step that brings a part."""
-        offset, length = self.layout.span(bucket, first_segment, segment_count)
-        return offset + self._moved[step][bucket], length
 
 
 def _parts_steps(program: Program) -> list[int]:
@@ -60,7 +45,6 @@ class PartsExchange(BucketExchange):
 
     def __init__(self, bucket: int, strategy: PartsStrategy) -> None:
         super().__init__(bucket, strategy)
-        self._strategy = strategy
         # The runs that are summed here, with their shards; by first segment of each, what others have sent of it.
         self._owned = {run: shard for shard in sorted(self._program.owned) for run in self._chunks[shard]}
         self._received: dict[int, dict[int, Header]] = {first: {} for first, _ in self._owned}
@@ -73,11 +57,6 @@ class PartsExchange(BucketExchange):
         if step.op is not Op.COPY and header.contributors & ~(1 << step.recv_from):
             return f"contributors {header.contributors:#x} in the part of rank {step.recv_from} alone"
         return None
-
-    def _place(self, header: Header) -> Place:
-        if self._program.steps[header.step].op is Op.COPY:
-            return super()._place(header)
-        return self._strategy.place(header.step, self._bucket, header.first_segment, header.segment_count)
 
     def _part_landed(self, header: Header) -> Work | None:
         received = self._received[header.first_segment]

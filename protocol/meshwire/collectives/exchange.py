@@ -7,6 +7,7 @@ and behind it what else has to land; of a gather, the others' parts alone. This 
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
@@ -92,6 +93,27 @@ class Strategy(ABC):
         self.chunks = [
             [layout.chunks(bucket, shard) for shard in of_bucket] for bucket, of_bucket in enumerate(self.shards)
         ]
+        self._moved: dict[int, list[int]] = {}  # by step, by bucket: what to add to a place in the vector
+
+    def _lay_out(self, steps: Iterable[int], *, vector: bool = True) -> None:
+        """Makes room for a round: the encoded vector, if there is to be one, and behind it a block for each of these
+        steps, in which what is received at it lands."""
+        self.area_bytes = self.layout.total_bytes if vector else 0
+        for step in steps:
+            shard = self.program.steps[step].recv_shard
+            assert shard is not None
+            moved = self._moved[step] = []
+            for bucket, of_bucket in enumerate(self.shards):
+                run = of_bucket[shard]
+                offset, length = self.layout.span(bucket, run.first_segment, run.segment_count)
+                moved.append(self.area_bytes - offset)
+                self.area_bytes += length
+
+    def place(self, step: int, bucket: int, first_segment: int, segment_count: int) -> Place:
+        """Of a run that is received at a step: in its block, or where it lies in the vector."""
+        offset, length = self.layout.span(bucket, first_segment, segment_count)
+        moved = self._moved.get(step)
+        return (offset if moved is None else offset + moved[bucket]), length
 
     @classmethod
     @abstractmethod
@@ -114,6 +136,7 @@ class BucketExchange(ABC):
     def __init__(self, bucket: int, strategy: Strategy) -> None:
         program, shards = strategy.program, strategy.shards[bucket]
         self._bucket = bucket
+        self._strategy = strategy
         self._program = program
         self._shards = shards
         self._chunks = strategy.chunks[bucket]
@@ -260,4 +283,4 @@ class BucketExchange(ABC):
 
     def _place(self, header: Header) -> Place:
         """Where an incoming chunk belongs, and how long it can be."""
-        return self._layout.span(self._bucket, header.first_segment, header.segment_count)
+        return self._strategy.place(header.step, self._bucket, header.first_segment, header.segment_count)

@@ -10,7 +10,7 @@ may come at the same time; all are added in the order of the program's steps, wh
 
 from collections.abc import Sequence
 
-from meshwire.collectives.exchange import BucketExchange, Part, Place, Strategy, Work
+from meshwire.collectives.exchange import BucketExchange, Part, Strategy, Work
 from meshwire.collectives.topology import Op, Program, Step
 from meshwire.frames.header import Flags, Header
 from meshwire.layout.encoded import EncodedLayout
@@ -22,16 +22,7 @@ class HopStrategy(Strategy):
 
     def __init__(self, layout: EncodedLayout, program: Program) -> None:
         super().__init__(layout, program)
-        self._moved: dict[int, list[int]] = {}  # by step, by bucket: what to add to a place in the vector
-        self.area_bytes = layout.total_bytes
-        for shard, route in enumerate(program.routes):
-            for step in route.sums[1:]:
-                moved = self._moved[step] = []
-                for bucket, of_bucket in enumerate(self.shards):
-                    run = of_bucket[shard]
-                    offset, length = layout.span(bucket, run.first_segment, run.segment_count)
-                    moved.append(self.area_bytes - offset)
-                    self.area_bytes += length
+        self._lay_out(step for route in program.routes for step in route.sums[1:])
 
     @classmethod
     def area_vectors(cls, program: Program) -> float:
@@ -40,18 +31,12 @@ class HopStrategy(Strategy):
     def exchange(self, bucket: int) -> "HopExchange":
         return HopExchange(bucket, self)
 
-    def offset(self, step: int, bucket: int, in_vector: int) -> int:
-        """Of what is received at a step and has the offset `in_vector` in the encoded vector."""
-        moved = self._moved.get(step)
-        return in_vector if moved is None else in_vector + moved[bucket]
-
 
 class HopExchange(BucketExchange):
     """The state of one bucket in one round."""
 
     def __init__(self, bucket: int, strategy: HopStrategy) -> None:
         super().__init__(bucket, strategy)
-        self._strategy = strategy
         self._routes = strategy.program.routes
         # By first segment of a run, and step: sums that wait for the own part, or for others of the same run.
         self._waiting: dict[int, dict[int, Header]] = {}
@@ -111,10 +96,6 @@ class HopExchange(BucketExchange):
             return f"{header.segment_count} segments in a chunk that all cut at {cut}"
         return None
 
-    def _place(self, header: Header) -> Place:
-        offset, length = super()._place(header)
-        return self._strategy.offset(header.step, self._bucket, offset), length
-
     def _summed(self, shard: int, first_segment: int, segment_count: int, headers: Sequence[Header]) -> Work:
         """The own part of a run, and all sums that come to it, in the order of steps."""
         route = self._routes[shard]
@@ -125,7 +106,7 @@ class HopExchange(BucketExchange):
             contributors |= header.contributors
             weight += header.weight
             poison |= bool(header.flags & Flags.POISON)
-        offset, length = self._layout.span(self._bucket, first_segment, segment_count)
+        _, length = self._layout.span(self._bucket, first_segment, segment_count)
         incoming = bool(headers) and headers[0].contributors != 0
         others = [header for header in headers[1:] if header.contributors] if len(headers) > 1 else ()
         send_steps = route.spread if route.finishes else route.onward
@@ -143,7 +124,7 @@ class HopExchange(BucketExchange):
             weight=weight,
             poison=poison,
             length_bytes=length,
-            parts=tuple([(self._strategy.offset(header.step, self._bucket, offset), length) for header in others]),
+            parts=tuple([self._place(header) for header in others]),
             senders=tuple([self._sender(header) for header in (*headers[:incoming], *others)]),
         )
 

@@ -6,9 +6,8 @@ Amounts are in encoded vectors: a shard is one part in `shard_count` of it.
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
-from meshwire.collectives.topology import Op, Program, Transfer
+from meshwire.collectives.topology import Program, Transfer
 
 
 def transfers_of(programs: Sequence[Program]) -> Iterator[Transfer]:
@@ -26,15 +25,20 @@ def waves_of(programs: Sequence[Program]) -> tuple[tuple[Transfer, ...], ...]:
     """The transfers in the order in which they can be on their way: each needs what earlier waves have brought to its
     sender of its shard, and nothing of its own wave. So many latencies come one after the other."""
     waves: list[list[Transfer]] = []
-    brought: dict[tuple[int, int], int] = {}  # by position and shard: how many waves it takes until all of it is there
-    for _, at_once in groupby(transfers_of(programs), key=lambda each: each.step):
-        moves = [(each, brought.get((each.sender, each.shard), 0)) for each in at_once]
-        for each, wave in moves:
-            waves += [[] for _ in range(wave + 1 - len(waves))]
-            waves[wave].append(each)
-            if each.op is not Op.KEEP:  # what is kept beside the own part is never passed on
-                brought[each.receiver, each.shard] = max(brought.get((each.receiver, each.shard), 0), wave + 1)
+    brought: dict[tuple[int, int], int] = {}  # by receiver and step: after how many waves it is there
+    for each in transfers_of(programs):
+        needs = programs[each.sender].needs[each.step]
+        wave = max((brought[each.sender, step] for step in needs), default=0)
+        waves += [[] for _ in range(wave + 1 - len(waves))]
+        waves[wave].append(each)
+        brought[each.receiver, each.step] = wave + 1
     return tuple(map(tuple, waves))
+
+
+def crossings(sender_wired: bool, receiver_wired: bool) -> int:
+    """How often what one member sends to another crosses the air of their WiFi cell: up to the access point, and down
+    from it, but not where a cable is."""
+    return (not sender_wired) + (not receiver_wired)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +48,7 @@ class Load:
     Attributes:
         sent, received: vectors, by position in the ring.
         latencies: that come one after the other.
-        air: vectors that cross the air of one WiFi cell. What goes from station to station does so twice, to the access
-            point and from it; a member with a cable takes no air on its side.
+        air: vectors that cross the air of one WiFi cell.
     """
 
     sent: tuple[float, ...]
@@ -62,7 +65,7 @@ def load_of(programs: Sequence[Program], wired: Collection[int] = ()) -> Load:
     for each in transfers_of(programs):
         sent[each.sender] += 1
         received[each.receiver] += 1
-        air += sum(ranks[at] not in wired for at in (each.sender, each.receiver))
+        air += crossings(ranks[each.sender] in wired, ranks[each.receiver] in wired)
     return Load(
         tuple(count / shard_count for count in sent),
         tuple(count / shard_count for count in received),

@@ -183,7 +183,9 @@ def topology_of(text: str) -> Topology:
     ranks = typed.split(",") if colon else []
     if topology.takes is None and ranks:
         raise ValueError(f"--topology {text}: there is nothing to be said of a {name} behind a colon")
-    known = all(rank.isdecimal() and len(rank) <= 2 and int(rank) < limits.MEMBERS_MAX for rank in ranks)
+    known = all(
+        rank.isascii() and rank.isdecimal() and len(rank) <= 2 and int(rank) < limits.MEMBERS_MAX for rank in ranks
+    )
     if not known or not topology.named_min <= len(ranks) <= topology.named_max:
         raise ValueError(
             f"--topology {text}: behind {name}: stand ranks, 0 to {limits.MEMBERS_MAX - 1}: {topology.takes}"

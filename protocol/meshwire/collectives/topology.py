@@ -7,7 +7,7 @@ Every rank begins with its own part of every shard. What a step sends is the sha
 at earlier steps. A shard is a run of whole segments of one bucket.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -40,6 +40,9 @@ class Step:
     op: Op
     parts: int = 0
     after: int = 0
+
+
+_IDLE = Step(None, None, None, None, Op.COPY)  # one for all: where one member owns much there are thousands
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,19 @@ class Program:
         known = (sums[-1] if sums else -1) if self.finishes(shard) else final
         before = tuple(index for index in sends if known is None or index < known)
         return Route(sums, before, tuple(index for index in sends if index not in before), self.finishes(shard))
+
+    @cached_property
+    def needs(self) -> Mapping[int, tuple[int, ...]]:
+        """By step that sends: the earlier ones at which something of its shard is received that leaves with it, or
+        instead of it. What is kept beside the own part is never passed on."""
+        came: dict[int | None, tuple[int, ...]] = {}
+        needs: dict[int, tuple[int, ...]] = {}
+        for index, step in enumerate(self.steps):
+            if step.send_shard is not None:
+                needs[index] = came.get(step.send_shard, ())
+            if step.recv_shard is not None and step.op is not Op.KEEP:
+                came[step.recv_shard] = (*came.get(step.recv_shard, ()), index)
+        return needs
 
     def sends(self) -> list[int]:
         """The shards that this rank sends, one for each send."""
@@ -187,6 +203,8 @@ def programs_from(scheme: Scheme, ranks: tuple[int, ...]) -> tuple[Program, ...]
 
     def step_of(position: int, index: int) -> Step:
         send, receipt = sent[position].get(index), received[position].get(index)
+        if send is None and receipt is None:
+            return _IDLE
         shard, to = (None, None) if send is None else (send.shard, ranks[send.receiver])
         if receipt is None:
             return Step(shard, to, None, None, Op.COPY)

@@ -6,7 +6,7 @@ Rates are goodput: what arrives of payloads, in bytes a second, with the headers
 import math
 from dataclasses import dataclass, replace
 
-CELL_CROSSINGS = 2  # of the air, of what goes from one station to another: up to the access point, and down again
+from meshwire.collectives.load import crossings
 
 # What a daemon's processor needs at each end, with TLS, beside the codec. 1.8 s for 10^9 bytes sent and received with
 # two peers, sums of fp32 included (tests/bench/results/allreduce.md); of them 40 us for each frame.
@@ -19,7 +19,7 @@ ROUND_S = 2.5e-3
 
 @dataclass(frozen=True, slots=True)
 class PeerLink:
-    """One peer's way to all others.
+    """How a peer is linked to all others: its rates, its latency, and whether by cable.
 
     Attributes:
         up_bytes_s, down_bytes_s: what it sends, and what it receives, both at once.
@@ -64,10 +64,10 @@ class Network:
         """How often what goes from one to the other crosses the shared air."""
         if self.air_bytes_s is None:
             return 0
-        return CELL_CROSSINGS - self.links[sender].wired - self.links[receiver].wired
+        return crossings(self.links[sender].wired, self.links[receiver].wired)
 
     def latency_s(self, sender: int, receiver: int) -> float:
-        """One way."""
+        """How long a byte is on its way from one to the other, beside what its rate takes."""
         return (self.links[sender].rtt_s + self.links[receiver].rtt_s) / 4
 
 

@@ -40,7 +40,7 @@ class BucketLoad:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """One round.
+    """What became of a round that was played: when it was over, and how busy links and processors were.
 
     Attributes:
         finished_s: by position, when all of it was there.
@@ -60,7 +60,7 @@ class Played:
 
     @property
     def busiest_link_s(self) -> float:
-        """Of all links, each direction for itself."""
+        """How long the busiest link was at work, where each direction is one: no round can be shorter."""
         return max(*self.up_s, *self.down_s)
 
 
@@ -69,8 +69,7 @@ class _Part:
 
     Attributes:
         sends: (step, shard, receiver's position).
-        needs: by send, how many receipts it waits for: those of the same shard at earlier steps. A gather sends its own
-            part, whatever comes.
+        needs: by send, how many receipts it waits for.
         frees: by step at which something is received, the sends that wait for it.
         receipts: (step, shard).
     """
@@ -85,15 +84,10 @@ class _Part:
         for at, step in enumerate(program.steps):
             if step.send_shard is not None:
                 assert step.send_to is not None
-                earlier = [
-                    before
-                    for before, other in enumerate(program.steps[:at])
-                    if other.recv_shard == step.send_shard and other.op is not Op.KEEP
-                ]
-                for before in earlier:
+                for before in program.needs[at]:
                     self.frees.setdefault(before, []).append(len(self.sends))
                 self.sends.append((at, step.send_shard, positions[step.send_to]))
-                self.needs.append(len(earlier))
+                self.needs.append(len(program.needs[at]))
             if step.recv_shard is not None:
                 self.receipts.append((at, step.recv_shard))
 
@@ -112,7 +106,7 @@ class Playback:
         self._encodes_sums = reduction in (Reduction.LINEAR, Reduction.TWO_SIDED)
 
     def play(self, loads: Sequence[BucketLoad], ready_s: Sequence[Sequence[float]], network: Network) -> Played:
-        """One round.
+        """Plays a round of this topology with these buckets over a network.
 
         Args:
             ready_s: by position and load, when the member's own part is there.
@@ -209,7 +203,7 @@ class _Round:
         self._came(now_s, index, at)
 
     def _freed(self, now_s: float, index: int, at: int, send: int) -> None:
-        """One thing less that a send waits for."""
+        """Something has come that a send waits for; with the last of it, it is computed, and waits for the link."""
         waiting = self._waiting[at][index]
         waiting[send] -= 1
         if waiting[send]:

@@ -70,12 +70,12 @@ class JobSettings:
 
     @property
     def codec(self) -> CodecSpec:
-        """In which they travel."""
+        """The codec in which gradients travel."""
         return self.collective.codec
 
     @property
     def quality(self) -> Quality:
-        """As far as it was measured. Over which topology they go makes no difference but in rounding."""
+        """What these settings do to the loss, as measured. The topology makes no difference but in rounding."""
         return quality_of(str(self.codec), self.sync.text())
 
 
@@ -130,11 +130,11 @@ class Pricing:
         return str(codec) in self._codec_prices
 
     def round_bytes(self, codec: CodecSpec) -> float:
-        """Of an encoded vector."""
+        """How many bytes an encoded vector has, in the mean over rounds behind the warm-up."""
         return fmean(layout.total_bytes for layout in self._layouts(codec)[1])
 
     def price(self, settings: JobSettings, steps: Sequence[StepTrace], network: Network) -> Price:
-        """Of a step.
+        """What a step costs with these settings over a network: the round is played, beside what members compute.
 
         Args:
             steps: by position in the ring: how each member computes.

@@ -87,7 +87,7 @@ EVIDENCE: Mapping[Tried, Evidence] = MappingProxyType(
 
 
 def quality_of(codec: str, sync: str) -> Quality:
-    """Of a codec and a mode, as their own texts have them. `fast` for what was not measured."""
+    """What a codec does to the loss in a mode, each by its own text, as measured; `fast` where nothing was."""
     found = EVIDENCE.get(Tried(codec, sync))
     return Quality.FAST if found is None else found.quality
 

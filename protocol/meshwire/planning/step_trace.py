@@ -44,12 +44,12 @@ class StepTrace(Wire):
 
     @property
     def alone_s(self) -> float:
-        """A step without a job."""
+        """How long a step takes without a job: what several laptops are compared with."""
         return self.before_s + self.backward_s + self.after_s
 
     @property
     def samples_s(self) -> float:
-        """Samples a second without a job."""
+        """How many samples a second one laptop does without a job."""
         return self.samples / self.alone_s
 
 

@@ -10,7 +10,7 @@ from meshwire.planning.quality import Quality
 from meshwire.planning.step_trace import StepTrace
 
 NetworkOf = Callable[[int, float], Network]
-"""Of so many equal peers, and a rate in bytes a second."""
+"""Makes a network of so many equal peers, at a rate in bytes a second; how they are linked it knows alone."""
 
 RATE_BYTES_S_MIN, RATE_BYTES_S_MAX = 1e4, 1e11  # between which a rate is looked for: 0.08 Mbit/s to 800 Gbit/s
 RATE_PRECISION = 1.05  # the rate that is found is at most so many times the smallest
@@ -18,7 +18,7 @@ RATE_PRECISION = 1.05  # the rate that is found is at most so many times the sma
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One rate and one number of peers.
+    """What was found for one network: so many peers at one rate. A row of the table.
 
     Attributes:
         best: the best settings of the wished quality.
@@ -49,7 +49,7 @@ class WhatIf:
         self._default = job_settings(*DEFAULT)
 
     def cells(self, rates: Sequence[float], peers: Sequence[int]) -> Iterator[Cell]:
-        """By rate, then by number of peers."""
+        """Finds the best settings for each rate and number of peers, in the order of the table; each takes a while."""
         for bytes_s in rates:
             for count in peers:
                 default = self._priced([self._default], bytes_s, count)[0]

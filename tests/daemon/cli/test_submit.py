@@ -92,7 +92,7 @@ def test_secrets_stay_here_are_named_and_can_be_included(
 
 
 def not_measured(*_: object) -> None:
-    raise NotMeasured("not in this test")
+    raise NotMeasured("not in this test", failed=False)
 
 
 @pytest.mark.usefixtures("project")

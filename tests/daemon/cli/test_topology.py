@@ -35,9 +35,10 @@ def test_a_ring_as_a_table() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", [each if each != "hierarchical" else "hierarchical:2,3" for each in TOPOLOGIES])
+@pytest.mark.parametrize("name", TOPOLOGIES)
 @pytest.mark.parametrize("peers", [1, 2, 5, 30])
 def test_the_picture_and_the_document_hold_every_transfer(name: str, peers: int, tmp_path: Path) -> None:
+    name = f"{name}:{peers // 3},{peers // 2}" if name == "hierarchical" else name
     file = tmp_path / "picture.svg"
     told = json.loads(run(name, "--peers", str(peers), "--svg", str(file), "--wired", "0", "--json").stdout)
     transfers = list(transfers_of(topology_of(name).programs(tuple(range(peers)))))
@@ -71,6 +72,10 @@ def test_bytes_and_seconds_are_those_of_the_codec_and_the_cell() -> None:
         (["tree", "--codec", "int9"], "int9"),
         (["hierarchical"], "the ranks at which another group begins, hierarchical:3"),
         (["ring", "--wired", "4"], "--wired 4: the ranks of 4 devices are 0 to 3"),
+        (["star:9"], "star:9: the ranks of 4 devices are 0 to 3"),
+        (["hierarchical:2,4"], "meshtrain topology hierarchical:2,4 --peers 5"),
+        (["ring", "--values", "inf"], "Invalid value for '--values'"),
+        (["ring", "--mbits", "inf"], "Invalid value for '--mbits'"),
         (["ring", "--peers", "65"], "less than or equal to 64"),
         (["ring", "--svg", "/nowhere/x.svg"], "/nowhere/x.svg cannot be written: No such file"),
     ],

@@ -12,18 +12,21 @@ import pytest_asyncio
 
 import meshtraind.jobs.submission
 from meshtraind.jobs import admission
+from meshtraind.jobs.checkpoint_search import CheckpointSearch
 from meshtraind.jobs.routing import JobRouter
-from meshtraind.jobs.submission import Submission
+from meshtraind.jobs.submission import Submission, check_ranks
 from meshtraind.learner import software
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.job_history import JobHistory
 from meshtraind.storage.job_record import Job
 from meshtraind.transport.connection import RequestFailed
 from meshwire import limits
+from meshwire.collectives.strategy import topology_of
 from meshwire.frames import header
 from meshwire.jobs.lifecycle import JobState, new_job_id
 from meshwire.message_base import Wire
-from meshwire.messages.job import FilesProgress, Generation, JobSpec, Member, Offer, OfferReply
+from meshwire.messages.job import FilesProgress, Generation, JobSpec, Member, Offer, OfferReply, ResumePoint
+from meshwire.messages.local import Resubmit, ResumeFrom
 from meshwire.sync_modes.mode import sync_settings
 from tests.daemon.jobs.test_file_intake import Peer, make_spec
 from tests.daemon.linkusers import DialsNobody
@@ -220,3 +223,65 @@ async def test_who_submits_a_job_need_not_be_in_it(bert: Bert) -> None:
     later = bert.jobs.admission.prepared(first.model_copy(update={"number": 2}))
     assert later.refusal == "the proposed generation is wrong: it is not the first one of this job"
     assert bert.jobs.admission.prepared(first).refusal is None
+
+
+@pytest.mark.parametrize(
+    ("topology", "peers_max", "complaint"),
+    [
+        ("ring", None, None),
+        ("sharded:0,1,1", None, None),
+        ("star:2", None, "--topology star:2: the job has no such rank; rank 0 is anna, rank 1 is bert$"),
+        ("star:2", 3, None),  # who joins later has it
+        ("hierarchical:1,60", 4, "rank 1 is bert, and others join up to 4 in all$"),
+    ],
+)
+def test_ranks_that_a_job_can_never_have_are_refused(
+    topology: str, peers_max: int | None, complaint: str | None
+) -> None:
+    """C2: it would be another topology, without a word."""
+    of = topology_of(topology)
+    if complaint is None:
+        assert check_ranks(of, (ANNA, BERT), peers_max) == "rank 0 is anna, rank 1 is bert"
+    else:
+        with pytest.raises(RequestFailed, match=complaint):
+            check_ranks(of, (ANNA, BERT), peers_max)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "topology", ["star:64", "sharded:" + "9" * 99, "hierarchical:", "ring:0", "\u0663", "tree\x1b[31m", ""]
+)
+async def test_a_topology_that_no_person_can_have_typed_is_refused(bert: Bert, topology: str) -> None:
+    """C2: whoever submits checks it before: this one has not."""
+    refusal = bert.offered(bert.anna.offer(1, topology=topology)) or ""
+    assert "--topology" in refusal
+    assert "same version" in refusal
+    assert not bert.jobs.registry.jobs
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("topology", ["star:0", "star:2", "ring", None])
+async def test_who_resumes_a_job_is_told_whom_its_topology_names_now(
+    topology: str | None, bert: Bert, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C2: ranks go by who submits, or by --on: the one in the middle had a cable."""
+    spec = bert.anna.spec.model_copy(update={"topology": topology})
+    point = ResumePoint(job=spec.job, round=40, files=spec.files)
+    resumed = SimpleNamespace(spec=spec, point=point, source=None)
+
+    async def brings(*_asked: object) -> Any:
+        return resumed
+
+    monkeypatch.setattr(Submission, "_bring", brings)
+    monkeypatch.setattr(CheckpointSearch, "bring_files", brings)
+    body = Resubmit(resume=ResumeFrom(job=spec.job))
+    resubmission = Submission(bert.node, bert.jobs.admission, body, lambda _progress: None)
+    notes: list[str] = []
+    if topology == "star:2":
+        with pytest.raises(RequestFailed, match="the job has no such rank; rank 0 is bert, rank 1 is anna"):
+            await resubmission._again(body, "owner", notes, (BERT, ANNA))
+        return
+    assert (await resubmission._again(body, "owner", notes, (BERT, ANNA))).topology == topology
+    told = ["--topology star:0, as before: now rank 0 is bert, rank 1 is anna (others: --on, in the order of ranks)"]
+    assert notes == (told if topology == "star:0" else [])
+    assert (await resubmission._again(body, "owner", notes)).topology == topology, "ranks are those of before"

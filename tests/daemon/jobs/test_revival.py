@@ -2,189 +2,36 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Iterable
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-import pytest_asyncio
 
-from meshtraind.jobs.checkpoint_search import ship
-from meshtraind.jobs.queries import JobQueries
-from meshtraind.jobs.routing import JobRouter
 from meshtraind.session.session import JobSession
-from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.checkpoint_store import CHECKPOINTS, list_checkpoints
 from meshtraind.storage.cleanup import RESUME
-from meshtraind.storage.fetch import serve
-from meshtraind.storage.job_history import JobHistory
 from meshtraind.storage.job_record import EntryMode, Job
 from meshtraind.storage.resume_file import NAME, JobFile, load_all
-from meshtraind.transport.connection import ConnectionEnded
-from meshwire.checkpoints.manifest import CheckpointName
 from meshwire.frames.header import Header, Kind
-from meshwire.jobs.lifecycle import JobEvent, JobRecord, JobState, job_number
+from meshwire.jobs.lifecycle import JobEvent, JobState, job_number
 from meshwire.message_base import Wire
 from meshwire.messages.generation import AskIn, Where
 from meshwire.messages.job import (
-    AskCheckpoint,
-    CheckpointFiles,
-    Checkpoints,
     End,
     Fetch,
     Generation,
-    JobSpec,
-    ListCheckpoints,
-    Member,
     Metrics,
     Offer,
-    Prepare,
     RankReport,
     Remains,
     ResumePoint,
 )
 from meshwire.messages.local import Cancel
-from tests.computing import computing
-from tests.daemon.jobs.test_file_intake import make_spec
 from tests.daemon.jobs.test_resume import written
-from tests.daemon.linkusers import DialsNobody
+from tests.daemon.lostmesh import FIRST, Daemon, come_up, is_over, resume_of, with_members
 from tests.daemon.startup.test_checkpointing import JOB, MEMBERS
-from tests.daemon.startup.test_checkpointing import spec as plain_spec
 from tests.daemon.waiting import until
-
-FIRST = computing(JOB, MEMBERS[0].device, MEMBERS)
-PATIENCE_S = 0.3
-
-
-class Daemon:
-    """One that comes up, with a folder of before; its links are made by the test."""
-
-    def __init__(self, folder: Path, rank: int, spec: JobSpec) -> None:
-        self.member = MEMBERS[rank].model_copy(update={"incarnation": 50 + rank})
-        self.device, self.name = self.member.device, self.member.name
-        self.data = folder / self.name
-        self.folder = self.data / "jobs" / JOB
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.links: dict[str, Any] = {}
-        self.began: list[tuple[Job, Generation]] = []
-        self.spec = spec
-        self.torch: str | None = "2.0"
-
-    def was_in(self, generation: Generation | None = FIRST, state: JobState = JobState.RUNNING) -> None:
-        """The job, when its daemon was killed."""
-        JobFile(spec=self.spec, members=MEMBERS, started_at_s=5.0, generation=generation).save(self.folder)
-        history = JobHistory(self.data / "jobs.db", 6.0)
-        devices = tuple(member.device for member in MEMBERS)
-        history.put(
-            JobRecord(id=JOB, name="test", spec={"rounds": 77}, state=state, members=devices,
-                      submitter=MEMBERS[0].device, created_s=1.0, started_s=5.0)
-        )  # fmt: skip
-        history.close()
-
-    def start(self) -> None:
-        self.history = JobHistory(self.data / "jobs.db", 7.0)
-        self.blobs = BlobStore(self.data / "blobs")
-        node: Any = SimpleNamespace(
-            device=self.device, name=self.name, member=self.member, incarnation=self.member.incarnation,
-            links=self.links, history=self.history, software=SimpleNamespace(torch=self.torch), blobs=self.blobs,
-            job_folder=lambda job: self.data / "jobs" / job, data_dir=self.data, patience_s=PATIENCE_S,
-        )  # fmt: skip
-        self.jobs = JobRouter(node, DialsNobody())
-        self.questions = JobQueries(node, self.jobs.registry, self.jobs.admission)
-        cast(Any, self.jobs.registry).start = self._began
-        cast(Any, self.jobs.registry).come_back = self._came_back
-        self.jobs.admission.revivals.start(self.jobs._tasks, self.jobs.submissions)
-
-    def _began(self, job: Job, generation: Generation, _links: object) -> None:
-        job.advance(JobEvent.START)
-        self.began.append((job, generation))
-
-    async def _came_back(self, job: Job, _device: str, _where: Where) -> None:
-        await asyncio.sleep(0)
-        job.advance(JobEvent.START)
-
-    def link(self, other: "Daemon") -> None:
-        for one, two in ((self, other), (other, self)):
-            hello = SimpleNamespace(incarnation=two.member.incarnation, name=two.name)
-            one.links[two.device] = SimpleNamespace(device=two.device, hello=hello, connection=Wired(one, two))
-        for one, two in ((self, other), (other, self)):
-            one.jobs.link_made(one.links[two.device])
-
-    @property
-    def waits(self) -> bool:
-        return self.jobs.admission.revivals.waits(JOB)
-
-    @property
-    def state(self) -> JobState:
-        return self.history.find(JOB).state
-
-    async def close(self) -> None:
-        await self.jobs.close()
-        self.history.close()
-
-
-class Wired:
-    """A link that delivers."""
-
-    def __init__(self, src: Daemon, dst: Daemon) -> None:
-        self.src, self.dst, self.name = src, dst, dst.name
-
-    def notify(self, body: Wire, *, job: int = 0) -> None:
-        header = Header(kind=Kind.CONTROL, payload_bytes=0, job=job)
-        asyncio.get_running_loop().call_soon(self.dst.jobs.notice, self.src.device, header, body)
-
-    async def request(self, body: Wire, *, timeout_s: float, name: str) -> Wire:
-        await asyncio.sleep(0)
-        dst, device = self.dst, self.src.device
-        if dst.device not in self.src.links:
-            raise ConnectionEnded(f"{self.name} is gone")
-        match body:
-            case Offer():
-                return dst.jobs.admission.offered(body, device)
-            case Prepare():
-                return dst.jobs.admission.prepared(body.generation)
-            case ListCheckpoints():
-                return Checkpoints(checkpoints=list_checkpoints(dst.folder, JOB, 1, lambda: None))
-            case AskCheckpoint():
-                with dst.blobs.holding() as owner:
-                    wanted = CheckpointName(body.round, body.given_up or "")
-                    return CheckpointFiles(files=ship(dst.folder, JOB, wanted, dst.blobs, owner))
-        assert isinstance(body, Fetch)
-        return await serve(body, dst.blobs, dst.folder, ended=lambda: True)
-
-
-def is_over(daemon: Daemon) -> bool:
-    """Neither waits it to begin again, nor will it after another start."""
-    return not daemon.waits and not (daemon.folder / NAME).exists()
-
-
-@pytest_asyncio.fixture
-async def mesh(tmp_path: Path) -> AsyncIterator[list[Daemon]]:
-    """Three that lost the job; the checkpoint and the files lie on the second alone."""
-    files = make_spec(BlobStore(tmp_path / MEMBERS[1].name / "blobs"), {"train.py": b"print()"}).files
-    spec = plain_spec(files=files)
-    daemons = [Daemon(tmp_path, rank, spec) for rank in range(3)]
-    written(daemons[1].folder, 40, spec)
-    yield daemons
-    for daemon in daemons:
-        if hasattr(daemon, "jobs"):
-            await daemon.close()
-
-
-def started(daemon: Daemon) -> Daemon:
-    daemon.start()
-    return daemon
-
-
-def come_up(daemons: Iterable[Daemon]) -> None:
-    up: list[Daemon] = []
-    for daemon in daemons:
-        daemon.start()
-        for other in up:
-            daemon.link(other)
-        up.append(daemon)
 
 
 @pytest.mark.asyncio
@@ -485,19 +332,19 @@ async def test_nobody_sees_a_job_fail_that_could_not_begin_again_this_time(mesh:
     """J5: who watches it would take that for its end."""
     mesh[0].was_in()
     mesh[0].start()
-    admission, registry = mesh[0].jobs.admission, mesh[0].jobs.registry
-    left = admission._left[JOB]
-    job = Job(left.spec, left.members, 0, mesh[0].folder, mesh[0].history, EntryMode.REVIVAL, None, left.generation)
-    registry.add(job)
-    job.advance(JobEvent.FAIL, "its disk is full")
+    admission = mesh[0].jobs.admission
+    spec = mesh[0].spec.model_copy(update={"submitter": mesh[1].device, "resume": resume_of(mesh[1])})
+    assert admission.offered(Offer(spec=spec, members=with_members(mesh[:2])), mesh[1].device).refusal is None
+    admission.ended_elsewhere(mesh[1].device, End(job=JOB, outcome="failed", reason="its disk is full", now=True))
     (shown,) = mesh[0].questions.summaries(JOB)
     watched = await mesh[0].questions._summary(JOB)
     assert (shown.state, shown.ended_at_s, shown.error) == (JobState.READY, None, None)
-    assert watched == shown
+    assert (watched, mesh[0].state) == (shown, JobState.LOST)
+    assert admission.is_under_way(JOB), "what came of it is being deleted"
     admission.revivals.drop(JOB)
+    admission._began_s = float("-inf")
     (shown,) = mesh[0].questions.summaries(JOB)
-    assert shown.state == JobState.FAILED
-    registry.drop(job)
+    assert shown.state == JobState.LOST
 
 
 @pytest.mark.asyncio
@@ -604,76 +451,6 @@ async def test_others_that_go_on_are_joined_also_while_it_begins_again(mesh: lis
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("left_in_order", [False, True])
-async def test_who_cannot_take_in_what_it_returns_to_lies_as_before_and_tries_again(
-    mesh: list[Daemon], left_in_order: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its disk may be full for a while: the others go on, hear no end from here, and it comes back when there is room.
-    A person sees why it does not, and no end of the job."""
-    monkeypatch.setattr("meshtraind.jobs.admission.pause_s", lambda _tries: 0.01)
-    late = mesh[2]
-    late.was_in(None if left_in_order else FIRST)
-    late.start()
-    late.link(started(mesh[0]))
-    admission, seen = late.jobs.admission, set[tuple[str, str]]()
-    heard: list[Wire] = []
-    late.links[mesh[0].device].connection.notify = lambda body, **_: heard.append(body)
-    admission.left_behind(mesh[0].device, Where(job=JOB, generation=FIRST, ancestors=(), samples=0))
-
-    def sees(text: str) -> bool:
-        (shown,) = late.questions.summaries(JOB)
-        assert shown.ended_at_s is None
-        seen.add((shown.state, shown.waiting_for or ""))
-        return any(text in why for _, why in seen)
-
-    await until(lambda: sees("tries again"), str(seen))
-    assert {state for state, _ in seen} <= {JobState.OFFERED, JobState.FETCHING, JobState.READY}
-    assert late.state in (JobState.LOST, JobState.OFFERED, JobState.FETCHING)
-    late.link(started(mesh[1]))  # which has the files
-    await until(lambda: JOB in late.jobs.registry.jobs and late.jobs.registry.jobs[JOB].state is JobState.STARTING)
-    assert late.jobs.registry.jobs[JOB].entry_mode is EntryMode.REJOIN
-    assert not admission.comes_back(JOB)
-    assert not admission.may_return(JOB)
-    assert not [body for body in heard if isinstance(body, End)]
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize("how", ["leaves", "is over", "stops"])
-async def test_who_cannot_return_yet_can_be_stopped(
-    mesh: list[Daemon], how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By a person, by the end of the job, and by the end of its daemon, which returns after its next start."""
-    monkeypatch.setattr("meshtraind.jobs.admission.pause_s", lambda _tries: 0.2)
-    late = mesh[2]
-    late.was_in()
-    late.start()
-    late.link(started(mesh[0]))
-    admission = late.jobs.admission
-    admission.left_behind(mesh[0].device, Where(job=JOB, generation=FIRST, ancestors=(), samples=0))
-    await until(lambda: bool(admission._returning.get(JOB)) and JOB not in late.jobs.registry.jobs)
-    match how:
-        case "leaves":
-            await late.questions.leave(JOB)
-            assert late.state is JobState.CANCELLED
-        case "is over":
-            end = End(job=JOB, outcome="succeeded", reason="", now=False)
-            admission.ended_elsewhere(mesh[0].device, end)
-            assert late.state is JobState.SUCCEEDED
-        case "stops":
-            await late.close()
-            late.links.clear()
-            late.start()
-            assert late.waits
-            assert late.state is JobState.LOST
-            return
-    await until(partial(is_over, late))
-    assert not late.jobs.admission.comes_back(JOB)
-    await asyncio.sleep(0.3)
-    assert not late.began
-    assert JOB not in late.jobs.registry.jobs
-
-
-@pytest.mark.asyncio
 async def test_a_daemon_that_is_stopped_while_it_begins_again_lies_there_again(mesh: list[Daemon]) -> None:
     """J5: `meshtrain down` ends nothing that had not begun."""
     daemon = mesh[0]
@@ -761,15 +538,3 @@ async def test_who_is_stopped_last_begins_the_job_again_and_who_leaves_others_wi
     daemon.start()
     assert daemon.waits is waits
     assert daemon.state == (JobState.FAILED if ends else JobState.LOST)
-
-
-def with_members(daemons: Iterable[Daemon]) -> tuple[Member, ...]:
-    now = {daemon.device: daemon.member for daemon in daemons}
-    return tuple(now.get(member.device, member) for member in MEMBERS)
-
-
-def resume_of(daemon: Daemon) -> ResumePoint:
-    blobs = BlobStore(daemon.data / "blobs")
-    with blobs.holding() as owner:
-        files = ship(daemon.folder, JOB, CheckpointName(40), blobs, owner)
-    return ResumePoint(job=JOB, round=40, files=files)

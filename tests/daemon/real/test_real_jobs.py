@@ -225,7 +225,7 @@ def test_a_nan_gradient_can_be_skipped(mesh: LocalMesh, tmp_path: Path) -> None:
         ({"codec": "zip"}, "there is no codec 'zip'"),
         ({"codec": "int8", "topology": "tree"}, "--topology tree is not for --codec int8: use sharded"),
         ({"topology": "moon"}, "there is no such topology; there are ring, tree, butterfly"),
-        ({"topology": "star:3"}, "--topology star:3: the job has no such rank; 0 is "),
+        ({"topology": "star:3"}, "--topology star:3: the job has no such rank; rank 0 is "),
         ({"peers": 4}, "only 3 devices"),
         ({"on": ("anna", "zoe")}, "no linked device is called 'zoe'"),
         ({"script": "other.py"}, "other.py is not among the files"),

@@ -126,6 +126,35 @@ def test_what_had_no_gradient_does_not_move_and_nothing_moves_further_than_by_ad
     assert moved[2] == pytest.approx(0.5 / (1 - 0.9**2), rel=1e-4)
 
 
+def steady(optimizer: torch.optim.AdamW, step: FrozenVariance | None, steps: int) -> float:
+    """The length of the last of so many steps, in learning rates, where every gradient is 1: of Adam that is 1."""
+    (parameter,) = optimizer.param_groups[0]["params"]
+    before = parameter.detach().clone()
+    for _ in range(steps):
+        before.copy_(parameter.detach())
+        parameter.grad = torch.ones(1)
+        if step is None:
+            optimizer.step()
+            continue
+        parameter.grad = step.contributed(parameter, parameter.grad, 1.0)
+        step.take()
+    return float(before - parameter.detach()) / RATE
+
+
+@pytest.mark.parametrize("learnt", [10, 40])
+def test_other_settings_go_on_with_steps_of_the_same_length(learnt: int) -> None:
+    """J1, `submit --resume`: from a state of plain AdamW that has learnt for longer than the warm-up, and back to it.
+    Adam divides second moments by what so many steps have taught them."""
+    optimizer = torch.optim.AdamW([nn.Parameter(torch.zeros(1))], lr=RATE, weight_decay=0)
+    assert steady(optimizer, None, learnt) == pytest.approx(1, rel=1e-3)
+    frozen = FrozenVariance(optimizer, 10)
+    assert steady(optimizer, frozen, 1) == pytest.approx(1, rel=1e-3)
+    assert steady(optimizer, frozen, 30) == pytest.approx(1, rel=1e-3)
+    plain = torch.optim.AdamW([nn.Parameter(torch.zeros(1))], lr=RATE, weight_decay=0)
+    plain.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert steady(plain, None, 1) == pytest.approx(1, rel=1e-3)
+
+
 def test_a_hook_of_the_scripts_sees_its_own_gradient() -> None:
     """What is sent is made of it, and does not take its place."""
     parameter = nn.Parameter(torch.ones(2))

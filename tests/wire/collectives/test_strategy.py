@@ -68,6 +68,8 @@ def test_what_leaves_something_out_is_not_for_buffers(name: str) -> None:
         ("fp32", "star:64", "behind star: stand ranks"),
         ("fp32", "star:", "behind star: stand ranks"),
         ("fp32", "star:-1", "behind star: stand ranks"),
+        ("fp32", "star:\u0663", "behind star: stand ranks"),  # a digit, in Arabic: no other screen would show it so
+        ("fp32", "hierarchical:1000000000", "behind hierarchical: stand ranks"),
         ("fp32", "sharded:" + "1," * 64 + "1", "behind sharded: stand ranks"),
         ("fp32", "ring:1", "--topology ring:1: there is nothing to be said of a ring behind a colon"),
         ("powersgd", "gather", "use ring or tree or butterfly or sharded or star or hierarchical .or --codec fp32"),

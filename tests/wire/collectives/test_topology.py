@@ -243,3 +243,11 @@ def test_the_simulator_names_a_receipt_that_nobody_sends() -> None:
     idle = Program((0, 1), 1, 1, (), frozenset())
     with pytest.raises(ValueError, match="rank 0 waits for shard 0 of rank 1 in vain"):
         simulate([waiting, idle], [Shard(0, 1)], [[1.0], [1.0]], [1, 1])
+
+
+def test_steps_at_which_a_member_does_nothing_take_no_memory() -> None:
+    """One member may own 63 of 64 shards: then there are 7938 steps, at each of which 2 of 64 members do anything."""
+    programs = topology_of("sharded:" + "0," * 63 + "1").programs(tuple(range(16)))
+    steps = [step for program in programs for step in program.steps]
+    assert len({id(step) for step in steps}) <= 4 * len(programs[0].steps)
+    assert len(steps) > 10 * len(programs[0].steps)

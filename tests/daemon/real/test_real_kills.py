@@ -1,0 +1,73 @@
+"""Real learners and daemons are killed under modes whose optimizers keep more than weights: 1-bit Adam, and MuLoCo."""
+
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.daemon import realjobs as jobs
+from tests.lab.chaosmesh import ChaosMesh
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+SCRIPT = jobs.UNTIL_STOPPED.replace(
+    "torch.optim.SGD(model.parameters(), lr=0.05)", "torch.optim.AdamW(model.parameters(), lr=0.01)"
+).replace(
+    "        loss.backward()\n",
+    """        taken = globals().get("taken", 0) + 1
+        time.sleep(0.05)
+        if taken == 1:
+            with open(mt.output_dir() / "pids", "a") as file:
+                file.write(f"{os.getpid()} ")
+        (loss * float("nan") if mt.rank() == 1 and taken == 9 else loss).backward()
+""",
+)
+BEFORE_ROUNDS, MORE_ROUNDS = 10, 6
+
+
+@pytest.fixture
+def mesh() -> Iterator[ChaosMesh]:
+    with ChaosMesh(3) as started:
+        yield started
+
+
+@pytest.mark.parametrize(
+    ("sync", "codec"), [("bsp", "onebit:momentum,warmup=5"), ("muloco:2", None)], ids=["1-bit Adam", "muloco"]
+)
+def test_what_an_optimizer_keeps_survives_kills_and_a_round_with_nan(
+    mesh: ChaosMesh, tmp_path: Path, sync: str, codec: str | None
+) -> None:
+    """J1, J3, V1, O8: one learner takes over what its process before has left, one loads from another; frozen second
+    moments are the same everywhere, or the next bases are not (O9)."""
+    first, second, third = mesh.daemons.values()
+    stop = tmp_path / "stop"
+    options = {"sync": sync, "codec": codec, "on_nan": "skip", "hash_every": 1, "args": (str(stop),)}
+    job = jobs.submit(first, tmp_path, SCRIPT, **options).job
+    everybody = (0, 1, 2)
+    jobs.wait_for(first, job, lambda seen: seen.rounds >= BEFORE_ROUNDS, f"round {BEFORE_ROUNDS}")
+    pids = jobs.read(third, job, "output", 2, "pids")
+    assert third.kill_learner()
+    deadline_s = time.monotonic() + jobs.TIMEOUT_S
+    while jobs.read(third, job, "output", 2, "pids") == pids:
+        assert time.monotonic() < deadline_s, "its next learner takes no step"
+        time.sleep(0.1)
+    jobs.go_on(first, job, MORE_ROUNDS, "rounds behind the learner's return")
+    second.kill()
+    jobs.wait_for(first, job, lambda seen: 1 not in seen.present, "a generation without it")
+    second.start()
+    second.wait()
+    jobs.wait_for(first, job, lambda seen: seen.learning == everybody, "its return")
+    jobs.go_on(first, job, MORE_ROUNDS, "rounds behind the daemon's return")
+    stop.touch()
+    summary = jobs.ended(first, job)
+    assert summary.state == "succeeded", summary.error
+    assert summary.replicas_equal is True
+    assert summary.hashes_compared >= BEFORE_ROUNDS
+    assert max(report.metrics.void_rounds for report in summary.ranks) >= 1
+    weights = {
+        jobs.read(daemon, job, "output", rank, "sub/weights.txt") for rank, daemon in enumerate(mesh.daemons.values())
+    }
+    assert sync != "bsp" or len(weights) == 1  # in a period each has its own
+    assert all(math.isfinite(float(each)) for text in weights for each in text.split())
