@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from meshtrain.cli.pictures.qr import qr_lines, shows_qr
 from meshtrain.cli.ui.completion import complete_peers
 from meshtrain.cli.ui.connection import ask, connected
 from meshtrain.cli.ui.errors import BadCommandLine, reported
@@ -14,7 +15,6 @@ from meshtrain.cli.ui.exits import EXIT_INTERRUPTED
 from meshtrain.cli.ui.job import has_ended, list_jobs
 from meshtrain.cli.ui.options import DataDir, Json
 from meshtrain.cli.ui.peer_table import print_peers
-from meshtrain.cli.ui.qr import qr_lines, shows_qr
 from meshtrain.cli.ui.terminal import human_seconds, human_step, plain, print_json, print_table, printable_lines, say
 from meshwire.addresses import DEFAULT_PORT, Address
 from meshwire.jobs.files import human_bytes

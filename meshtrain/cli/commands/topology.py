@@ -5,10 +5,10 @@ from typing import Annotated, Any
 
 import typer
 
+from meshtrain.cli.pictures.topology_picture import rows_of, shard_name, topology_svg
 from meshtrain.cli.ui.errors import BadCommandLine, CliError, reported
 from meshtrain.cli.ui.options import Json
 from meshtrain.cli.ui.terminal import human_step, print_json, print_table, say
-from meshtrain.cli.ui.topology_picture import rows_of, shard_name, topology_svg
 from meshwire import limits
 from meshwire.codecs.registry import FP32, parse_codec
 from meshwire.collectives.load import Load, load_of, waves_of
