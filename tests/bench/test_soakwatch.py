@@ -187,6 +187,6 @@ def test_memory_that_grows_from_calm_to_calm_is_a_leak_where_the_learner_compute
     fakes = Fakes()
     fakes.said["bert"].learning = (0,)  # bert's learner loads, and its daemon keeps rounds for it
     fakes.watch.check_calm()
-    fakes.watch._memory[os.getpid()] -= int(2 * MEMORY_SLACK_BYTES)
+    fakes.watch._memory[os.getpid()] = -MEMORY_SLACK_BYTES
     fakes.watch.check_calm()
     assert [text.split("leaks")[0].split()[-1] for text in fakes.watch.findings.violations] == ["anna"]

@@ -877,6 +877,7 @@ async def test_a_link_that_breaks_on_the_way_back_costs_no_results(
     job.advance(JobEvent.ACCEPT)
     node = SimpleNamespace(device=members[0].device, links={members[1].device: SimpleNamespace(connection=Peer())})
     node.blobs = SimpleNamespace(release=lambda _job: None, trim=lambda: None)
+    node.job_folder = lambda _job: tmp_path
     tasks = TaskSet("test")
     returning = Admission(cast(Any, node), cast(Any, None), tasks, {})
     fetching = tasks.spawn(returning._take_in(job, members[1].device), "files")
