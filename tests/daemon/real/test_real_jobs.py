@@ -199,7 +199,8 @@ FAILURES = {
 def test_a_script_that_fails_ends_the_job_everywhere(mesh: LocalMesh, tmp_path: Path, how: str) -> None:
     """Which peer, and its traceback, on every daemon."""
     script, complaints = FAILURES[how]
-    submitted = jobs.submit(mesh.daemons[0], tmp_path, script)
+    # Where all scripts fail at the same moment the last one may be left without a majority, and waits for that.
+    submitted = jobs.submit(mesh.daemons[0], tmp_path, script, partition_wait=2.0)
     for daemon in mesh.daemons:
         summary = jobs.ended(daemon, submitted.job)
         assert summary.state == "failed"
