@@ -194,6 +194,8 @@ class JobSession:
         if job.ending:  # it was the last one that held the base
             return False
         log.warning("job %s: %s\n%s", job.spec.job, why, ending.value)
+        if ending is Ending.FORWARD:
+            self._tasks.spawn(self._watch_given_up(why), "hear whether others go on")
         self._metrics.part = "forwards" if ending is Ending.FORWARD else "computes"
         return ending is Ending.RESTART
 
@@ -331,6 +333,16 @@ class JobSession:
         await asyncio.sleep(self._node.patience_s)
         self._check_over(waited=True)
         self._check_abandoned()
+
+    async def _watch_given_up(self, why: str) -> None:
+        """Where all scripts fail at the same moment before round 1, all may step out, and nobody is left to say so."""
+        job, links = self.job, self._node.links
+        others = [(rank, member.device) for rank, member in enumerate(job.members) if rank != job.rank]
+        while self.learner_given_up and not job.ending:
+            await asyncio.sleep(self._node.patience_s)
+            parts = [job.reports[rank].part for rank, device in others if rank in job.reports and device in links]
+            if self.passage.is_out and parts == ["forwards"] * len(others) and not job.ending:
+                self.end("failed", why, now=True)
 
     def _check_abandoned(self) -> None:
         """Ends the part of a device that asks in where nobody could take it in: each of the others, which are linked,
