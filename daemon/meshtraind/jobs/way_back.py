@@ -26,7 +26,7 @@ class WayBack:
     failed: set[str] = field(default_factory=set)
 
     def told(self, device: str, where: Where) -> None:
-        """One of the others tells where they are."""
+        """Notes where the others are now, for the next try. Who tells is in the job, whatever it has said before."""
         self.device, self.where = device, where
         self.failed.discard(device)
 

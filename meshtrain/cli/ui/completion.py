@@ -29,7 +29,7 @@ def complete_jobs(context: typer.Context, incomplete: str) -> list[Offer]:
 
 
 def complete_peers(context: typer.Context, incomplete: str) -> list[Offer]:
-    """Names of paired devices."""
+    """Names of devices that are paired, or wait for a person's word: `unpair` takes both."""
     reply = _answer(context, GetPeers())
     peers = reply.peers if isinstance(reply, Peers) else ()
     paired = [peer for peer in peers if peer.state != "seen"]
