@@ -75,7 +75,7 @@ class Script:
         said: what it has got through: "model", "state", "ready", "round N".
     """
 
-    running: ClassVar[dict[str, "Script"]] = {}  # by the laptop
+    newest: ClassVar[dict[str, "Script"]] = {}  # by the laptop
     started: ClassVar[list[str]] = []
     may_go: ClassVar[Callable[["Script", str], bool]] = lambda _script, _to: True
     fails: ClassVar[dict[str, ScriptError]] = {}
@@ -87,10 +87,14 @@ class Script:
         self.told: list[Wire] = []
 
     async def start(self, _environment: object) -> None:
-        Script.running[self.laptop] = self
+        Script.newest[self.laptop] = self
         Script.started.append(self.laptop)
         if self.laptop in Script.fails:
             self.code.set_result(FAILED)
+
+    @property
+    def running(self) -> bool:
+        return not self.code.done()
 
     async def wait(self) -> int:
         return await self.code
@@ -226,7 +230,7 @@ class Laptop:
     @property
     def script(self) -> Script:
         """The newest process."""
-        return Script.running[self.member.name]
+        return Script.newest[self.member.name]
 
     @property
     def rounds(self) -> int:
@@ -264,7 +268,7 @@ class Household:
         """Every process that is started says what it has to say."""
         while True:
             for own in self.laptops:
-                process = Script.running.get(own.member.name)
+                process = Script.newest.get(own.member.name)
                 if process is not None and process not in self._runs and not process.code.done():
                     run = self._runs[process] = self.tasks.spawn(process.run(own.session), "script")
                     process.code.add_done_callback(partial(_end, run))  # nobody hears more of it
@@ -272,7 +276,7 @@ class Household:
 
     def have_said(self, anna: str, bert: str) -> bool:
         """Both scripts run, and each has got through exactly this."""
-        said = [" ".join(own.script.said) for own in self.laptops] if len(Script.running) == 2 else []
+        said = [" ".join(own.script.said) for own in self.laptops] if len(Script.newest) == 2 else []
         return said == [anna, bert]
 
     def kill_all(self) -> None:
@@ -292,7 +296,7 @@ class Household:
 async def household(monkeypatch: pytest.MonkeyPatch, folder: Path) -> AsyncIterator[Household]:
     monkeypatch.setattr(learnerlife, "LearnerProcess", Script)
     monkeypatch.setattr(learnerlife, "learner_environment", lambda *_args, **_options: {})
-    monkeypatch.setattr(Script, "running", {})
+    monkeypatch.setattr(Script, "newest", {})
     monkeypatch.setattr(Script, "started", [])
     monkeypatch.setattr(Script, "fails", {})
     made = Household(folder)
