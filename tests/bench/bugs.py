@@ -286,6 +286,22 @@ BUGS: tuple[Bug, ...] = (
         f"{DAEMON}/session/test_given_up_history.py -k however_soon",
     ),
     Bug(
+        "scripts-given-up-everywhere-end-nothing",
+        "meshtraind.session.session",
+        "JobSession._watch_given_up",
+        'if self.passage.is_out and parts == ["forwards"] * len(others) and not job.ending:',
+        "if False:",
+        f"{DAEMON}/session/test_session_edges.py -k all_scripts_are_given_up",
+    ),
+    Bug(
+        "scripts-given-up-end-what-goes-on",
+        "meshtraind.session.session",
+        "JobSession._watch_given_up",
+        'parts == ["forwards"] * len(others)',
+        'set(parts) <= {"forwards"}',
+        f"{DAEMON}/session/test_session_edges.py -k all_scripts_are_given_up",
+    ),
+    Bug(
         "begins-from-its-start-while-one-is-away",
         "meshtraind.jobs.submission",
         "Submission._from_start",

@@ -161,7 +161,7 @@ class JobSession:
             self.end("failed", why, now=True)
             return
         log.error("job %s: %s\n%s", self.job.spec.job, why, Ending.FORWARD.value)
-        self._metrics.part = "forwards"
+        self._forward(why)
 
     def _goes_on_after(self, code: int) -> bool:
         """Decides what follows from the end of a process. Returns whether another takes its place."""
@@ -195,9 +195,13 @@ class JobSession:
             return False
         log.warning("job %s: %s\n%s", job.spec.job, why, ending.value)
         if ending is Ending.FORWARD:
-            self._tasks.spawn(self._watch_given_up(why), "hear whether others go on")
-        self._metrics.part = "forwards" if ending is Ending.FORWARD else "computes"
+            self._forward(why)
         return ending is Ending.RESTART
+
+    def _forward(self, why: str) -> None:
+        """No process is started any more: this device forwards what the others send, if one of them computes."""
+        self._metrics.part = "forwards"
+        self._tasks.spawn(self._watch_given_up(why), "hear whether others go on")
 
     @property
     def learner_comes(self) -> bool:

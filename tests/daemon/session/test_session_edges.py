@@ -466,6 +466,75 @@ async def test_a_script_that_is_started_again_and_fails_otherwise_is_told_with_i
     assert told[2] == "rank 1 (bert): the script was killed by signal 15 (SIGTERM)"
 
 
+@pytest.mark.asyncio
+@pytest.mark.parametrize("cannot_start", [False, True])
+@pytest.mark.parametrize("spared_by", ["nobody", "one computes", "one is away", "one has not told", "a generation"])
+async def test_the_job_ends_where_all_scripts_are_given_up_and_all_are_out(cannot_start: bool, spared_by: str) -> None:
+    """G10: scripts that fail at the same moment before round 1. While somebody may go on nobody ends it."""
+    session = JobSession.__new__(JobSession)
+    members = tuple(
+        Member(device=f"{rank:064x}", incarnation=1, name=name) for rank, name in enumerate(("anna", "bert", "cleo"))
+    )
+    session.job = cast(
+        Job,
+        SimpleNamespace(
+            state=JobState.RUNNING, ending=False, rank=1, spec=SimpleNamespace(job=JOB), members=members,
+            reports={rank: SimpleNamespace(part="forwards", exit_code=None) for rank in (0, 2)},
+        ),
+    )  # fmt: skip
+    session._node = cast(
+        Any, SimpleNamespace(name="bert", patience_s=0.01, links={members[0].device: None, members[2].device: None})
+    )
+    session._learners = LearnerSupervisor(session._node, session.job, 1)
+    session._metrics = MetricsKeeper({})
+    session._tasks = TaskSet("job x", session._task_failed)
+    session._why_ended = None
+    session.learner = cast(Any, SimpleNamespace(rounds=None, requests=None))
+    session.tell_report = lambda: None  # type: ignore[method-assign]
+    session.passage = cast(
+        Any,
+        SimpleNamespace(
+            founding=False, rounds=None, is_out=True, may_leave=True, learner_died=lambda *, failed: failed
+        ),
+    )
+    ended: list[tuple[str, str]] = []
+
+    def end(outcome: str, why: str, *, now: bool) -> None:
+        ended.append((outcome, why))
+        session.job.ending = now  # type: ignore[misc]
+
+    session.end = end  # type: ignore[method-assign, assignment]
+    reports = cast(Any, session.job.reports)
+    if spared_by == "one computes":
+        reports[2].part = "computes"
+    elif spared_by == "one is away":
+        del session._node.links[members[2].device]
+    elif spared_by == "one has not told":
+        del reports[2]
+    elif spared_by == "a generation":
+        session.passage.is_out = False  # type: ignore[misc]
+    error = ScriptError("ImportError", "ImportError: no x", "train.py, line 1", "import x", hopeless=True)
+    if cannot_start:
+        session._cannot_start("rank 1 (bert): no memory for x")
+    else:
+        session._learners.error = error
+        assert not session._goes_on_after(1)
+    assert session.learner_given_up
+    why = "no memory for x" if cannot_start else "ImportError: no x"
+    try:
+        if spared_by == "nobody":
+            await until(lambda: ended)
+            await until(lambda: not session._tasks._tasks)
+        else:
+            await asyncio.sleep(0.05)  # some patiences
+            assert not ended
+            session._learners.given_up = False
+            await until(lambda: not session._tasks._tasks)
+    finally:
+        await session._tasks.close()
+    assert [(outcome, why in reason) for outcome, reason in ended] == [("failed", True)] * (spared_by == "nobody")
+
+
 class Script:
     """A learner's process that a test ends, in the place of a real one."""
 
