@@ -8,12 +8,11 @@ import asyncio
 import contextlib
 import gc
 import os
+import re
 import time
 import traceback
-import zlib
 from asyncio import constants
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from pathlib import Path
 from typing import Any, TypeVar
 
 import hypothesis
@@ -29,7 +28,7 @@ ALLOCATIONS_BETWEEN_COLLECTIONS = 20_000
 
 # In its debug mode asyncio notes with every callback who asked for it: the caller, not ten frames of pytest.
 setattr(constants, "DEBUG_STACK_DEPTH", 1)  # noqa: B010 - a constant to mypy
-# Tasks and futures that are written in C ask this function instead, for all frames; two of them are a task's own caller.
+# Tasks and futures that are written in C ask this instead, for all frames; two of them hold a task's own caller.
 traceback.extract_stack.__defaults__ = (None, 2)
 
 # A busy machine is slow, and no example is wrong for that.
@@ -59,6 +58,8 @@ PURE = ("wire", "sim", "codecs", "contributions", "executor", "projection", "rep
 SINGLE = ("sim", "executor")  # of these, tests that take long: dealt one by one, and last, so that no process waits
 LEARNERS_AT_ONCE = 2
 LEARNING = "test_real"  # and of those whose learners keep all cores busy; in train/ most do
+LONGEST = re.compile("/(real|demo)/")  # their folders
+DAEMONS, LEARNERS = "daemons", "learners "  # how the groups are called; the latter, and the file's path
 
 failed = pytest.StashKey[bool]()
 
@@ -73,10 +74,35 @@ class Groups(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
         path = nodeid.partition("::")[0]
         folders, name = path.split("/")[1:-1], path.rpartition("/")[2]  # below tests
         if folders[:1] == ["train"] or name.startswith(LEARNING):
-            return f"learners {zlib.crc32(name.encode()) % LEARNERS_AT_ONCE}"
+            return LEARNERS + path
         if folders and not set(folders).intersection(PURE):
-            return "daemons"
+            return DAEMONS
         return nodeid if set(folders).intersection(SINGLE) else path  # to deal thousands one by one takes half a minute
+
+    def _assign_work_unit(self, node: Any) -> None:
+        """Gives a process what takes longest of what may begin now."""
+        learning = [other for other, units in self.assigned_work.items() if other is not node and _learns(units)]
+        free = [scope for scope in self.workqueue if len(learning) < LEARNERS_AT_ONCE or not scope.startswith(LEARNERS)]
+        if free:
+            self.workqueue.move_to_end(min(free, key=_turn), last=False)
+            super()._assign_work_unit(node)
+        else:  # files of learners alone are left: the others go through them
+            node.shutdown()
+
+
+def _learns(units: dict[str, dict[str, bool]]) -> bool:
+    """Whether a process that has been given these, each with its tests and whether they are over, is not yet through
+    with those of learners."""
+    return any(scope.startswith(LEARNERS) and not all(tests.values()) for scope, tests in units.items())
+
+
+def _turn(scope: str) -> int:
+    """When it is dealt: first the daemons, which wait in a row, then learners, from those that take minutes."""
+    if scope == DAEMONS:
+        return 0
+    if scope.startswith(LEARNERS):
+        return 1 if LONGEST.search(scope) else 2
+    return 3
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
@@ -158,10 +184,12 @@ def has_children() -> bool:
     if not os.path.isdir(CHILDREN_OF_THREADS):
         return True
     for thread in os.listdir(CHILDREN_OF_THREADS):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # that thread has ended
-            with open(f"{CHILDREN_OF_THREADS}/{thread}/children", "rb", buffering=0) as children:
-                if children.read(1):
-                    return True
+        with (
+            contextlib.suppress(FileNotFoundError, ProcessLookupError),  # that thread has ended
+            open(f"{CHILDREN_OF_THREADS}/{thread}/children", "rb", buffering=0) as children,
+        ):
+            if children.read(1):
+                return True
     return False
 
 
