@@ -8,11 +8,11 @@ import asyncio
 import contextlib
 import gc
 import os
+import re
 import time
-import zlib
+import traceback
 from asyncio import constants
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from pathlib import Path
 from typing import Any, TypeVar
 
 import hypothesis
@@ -28,6 +28,8 @@ ALLOCATIONS_BETWEEN_COLLECTIONS = 20_000
 
 # In its debug mode asyncio notes with every callback who asked for it: the caller, not ten frames of pytest.
 setattr(constants, "DEBUG_STACK_DEPTH", 1)  # noqa: B010 - a constant to mypy
+# Tasks and futures that are written in C ask this instead, for all frames; two of them hold a task's own caller.
+traceback.extract_stack.__defaults__ = (None, 2)
 
 # A busy machine is slow, and no example is wrong for that.
 hypothesis.settings.register_profile("meshtrain", deadline=None)
@@ -35,8 +37,8 @@ hypothesis.settings.load_profile("meshtrain")
 
 GRACE_S = 3.0
 POLL_S = 0.02
-DESCRIPTORS = Path("/proc/self/fd")
-CHILDREN_OF_THREADS = Path("/proc/self/task")
+DESCRIPTORS = "/proc/self/fd"  # these are looked at before and after each of thousands of tests: text, no Path
+CHILDREN_OF_THREADS = "/proc/self/task"
 
 # Opened once in a process by a library and kept by design; each would be blamed on the test that came first.
 KEPT_TARGETS = (
@@ -51,9 +53,13 @@ KEPT_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver
 
 T = TypeVar("T")
 
-PURE = ("wire", "sim", "codecs", "contributions", "executor", "projection")  # folders of tests that start nothing
+# Tests that start no daemon: whole folders of them, and the command against an endpoint in its own process.
+PURE = ("wire", "sim", "codecs", "contributions", "executor", "projection", "replay", "bench", "cli", "runtime")
+SINGLE = ("sim", "executor")  # of these, tests that take long: dealt one by one, and last, so that no process waits
 LEARNERS_AT_ONCE = 2
 LEARNING = "test_real"  # and of those whose learners keep all cores busy; in train/ most do
+LONGEST = re.compile("/(real|demo)/")  # their folders
+DAEMONS, LEARNERS = "daemons", "learners "  # how the groups are called; the latter, and the file's path
 
 failed = pytest.StashKey[bool]()
 
@@ -65,13 +71,38 @@ class Groups(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        path = Path(nodeid.partition("::")[0])
-        folder, name = path.parts[1], path.name  # below tests
-        if folder == "train" or name.startswith(LEARNING):
-            return f"learners {zlib.crc32(name.encode()) % LEARNERS_AT_ONCE}"
-        if len(path.parts) > 2 and not set(path.parts).intersection(PURE):
-            return "daemons"
-        return nodeid
+        path = nodeid.partition("::")[0]
+        folders, name = path.split("/")[1:-1], path.rpartition("/")[2]  # below tests
+        if folders[:1] == ["train"] or name.startswith(LEARNING):
+            return LEARNERS + path
+        if folders and not set(folders).intersection(PURE):
+            return DAEMONS
+        return nodeid if set(folders).intersection(SINGLE) else path  # to deal thousands one by one takes half a minute
+
+    def _assign_work_unit(self, node: Any) -> None:
+        """Gives a process what takes longest of what may begin now."""
+        learning = [other for other, units in self.assigned_work.items() if other is not node and _learns(units)]
+        free = [scope for scope in self.workqueue if len(learning) < LEARNERS_AT_ONCE or not scope.startswith(LEARNERS)]
+        if free:
+            self.workqueue.move_to_end(min(free, key=_turn), last=False)
+            super()._assign_work_unit(node)
+        else:  # files of learners alone are left: the others go through them
+            node.shutdown()
+
+
+def _learns(units: dict[str, dict[str, bool]]) -> bool:
+    """Whether a process that has been given these, each with its tests and whether they are over, is not yet through
+    with those of learners."""
+    return any(scope.startswith(LEARNERS) and not all(tests.values()) for scope, tests in units.items())
+
+
+def _turn(scope: str) -> int:
+    """When it is dealt: first the daemons, which wait in a row, then learners, from those that take minutes."""
+    if scope == DAEMONS:
+        return 0
+    if scope.startswith(LEARNERS):
+        return 1 if LONGEST.search(scope) else 2
+    return 3
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
@@ -140,7 +171,7 @@ def open_descriptors() -> set[tuple[str, str]]:
     found = set()
     for number in set(os.listdir(DESCRIPTORS)) - STANDARD_STREAMS:
         try:
-            target = os.readlink(DESCRIPTORS / number)
+            target = os.readlink(f"{DESCRIPTORS}/{number}")
         except FileNotFoundError:
             continue  # the descriptor of the listing itself, or one closed by another thread meanwhile
         if not target.startswith(KEPT_TARGETS):
@@ -150,11 +181,14 @@ def open_descriptors() -> set[tuple[str, str]]:
 
 def has_children() -> bool:
     """Whether this process has any. Linux tells at once; elsewhere all processes have to be looked through."""
-    if not CHILDREN_OF_THREADS.exists():
+    if not os.path.isdir(CHILDREN_OF_THREADS):
         return True
-    for children in CHILDREN_OF_THREADS.glob("*/children"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # that thread has ended
-            if children.read_bytes():
+    for thread in os.listdir(CHILDREN_OF_THREADS):
+        with (
+            contextlib.suppress(FileNotFoundError, ProcessLookupError),  # that thread has ended
+            open(f"{CHILDREN_OF_THREADS}/{thread}/children", "rb", buffering=0) as children,
+        ):
+            if children.read(1):
                 return True
     return False
 
@@ -189,10 +223,10 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
     A test that has failed already is not blamed for descriptors too: its traceback keeps alive what it opened.
     """
-    descriptors_before = open_descriptors() if DESCRIPTORS.exists() else None
+    descriptors_before = open_descriptors() if os.path.isdir(DESCRIPTORS) else None
     children_before = child_processes()
     yield
-    assert all((DESCRIPTORS / stream).is_symlink() for stream in STANDARD_STREAMS) or not DESCRIPTORS.exists(), (
+    assert descriptors_before is None or all(os.path.islink(f"{DESCRIPTORS}/{n}") for n in STANDARD_STREAMS), (
         "a standard stream was closed: what is opened next takes its number, and libuv aborts the process"
     )
     children = settled(lambda: list(child_processes() - children_before))

@@ -33,6 +33,12 @@ from tests.daemon.waiting import until
 TIMEOUT_S = 15.0
 
 
+@pytest.fixture(autouse=True)
+def answers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That a pairing's answers leave at even times is proved with the pairing."""
+    monkeypatch.setattr(limits, "PAIRING_ANSWER_DELAY_S", 0.01)
+
+
 def config(folder: Path, name: str, **changes: object) -> Config:
     options: dict[str, object] = {
         "listen": "127.0.0.1:0",

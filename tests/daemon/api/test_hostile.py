@@ -43,8 +43,9 @@ NOT_ASKED = {"shutdown", "submit", "pair.host", "pair.join", "attach"}
 
 @pytest.fixture(autouse=True)
 def whoever_is_refused_closes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These read until the daemon does."""
+    """These read until the daemon does. That a pairing's answers leave at even times is proved with the pairing."""
     monkeypatch.setattr(connection_module, "CLOSE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(limits, "PAIRING_ANSWER_DELAY_S", 0.01)
 
 
 @pytest.mark.asyncio

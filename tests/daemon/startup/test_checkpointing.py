@@ -190,7 +190,7 @@ async def test_a_cancelled_job_waits_no_longer_for_a_learner_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor for one that is not to save, or has nothing to."""
-    monkeypatch.setattr(checkpointing, "END_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(checkpointing, "END_TIMEOUT_S", 0.2)
     for every, rounds, asked in (("20r", 5, 1), ("off", 5, 0), ("20r", 0, 0)):
         desk = Desk(tmp_path, checkpoint_every=every)
         desk.complete(rounds)
