@@ -195,9 +195,8 @@ def test_a_relative_folder_of_configuration_is_not_taken(
         assert service_for("linux", (), tmp_path, home).path == home / ".config/systemd/user/meshtraind.service"
 
 
-def test_a_user_without_a_home_is_told_so(
-    monkeypatch: pytest.MonkeyPatch, home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("home")
+def test_a_user_without_a_home_is_told_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def nowhere() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
