@@ -42,7 +42,7 @@ def complete_peers(context: typer.Context, incomplete: str) -> list[Offer]:
     reply = _answer(context, GetPeers())
     peers = [peer for peer in reply.peers if peer.state != "seen"] if isinstance(reply, Peers) else []
     names = Counter(peer.name for peer in peers)
-    offers = []
+    offers: list[Offer] = []
     for peer in peers:
         if names[peer.name] == 1 and _WORD.fullmatch(peer.name):
             offers.append((peer.name, peer.state))
