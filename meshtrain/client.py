@@ -57,7 +57,7 @@ class Client:
 
         Raises OSError (nobody listens there), RequestError (refused), ConnectionLost.
         """
-        client = cls(_open(endpoint))
+        client = cls(_open(endpoint, timeout_s))
         try:
             return client, client.request(attach, timeout_s=timeout_s, name="attach")
         except BaseException:
@@ -216,11 +216,11 @@ def _running(data_dir: Path) -> tuple[str, str]:
         raise DaemonNotRunning(f"{path} cannot be read: {error}") from error
 
 
-def _open(endpoint: str) -> socket.socket:
+def _open(endpoint: str, timeout_s: float) -> socket.socket:
     kind, _, where = endpoint.partition(":")
     if kind == "unix":
         stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        stream.settimeout(CONNECT_TIMEOUT_S)
+        stream.settimeout(timeout_s)  # a daemon that hangs takes nobody from its queue
         try:
             stream.connect(where)
         except BaseException:
@@ -230,6 +230,6 @@ def _open(endpoint: str) -> socket.socket:
     host, _, port = where.rpartition(":")
     if kind != "tcp" or not port.isdigit():
         raise OSError(f"{endpoint!r} is neither unix:PATH nor tcp:HOST:PORT")
-    stream = socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S)
+    stream = socket.create_connection((host, int(port)), timeout_s)
     stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return stream

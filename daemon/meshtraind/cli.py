@@ -63,8 +63,12 @@ def main(arguments: list[str] | None = None) -> int:
         from meshtraind.replay.command import replay
 
         return replay(options.trace, as_json=options.json, out=sys.stdout, errors=sys.stderr)
+    try:
+        home = Path.home()
+    except RuntimeError:
+        parser.error("this user has no home folder: set HOME to one that is there")
     if options.command == "uninstall":
-        return _uninstall(options.data_dir or default_data_dir())
+        return _uninstall(options.data_dir or default_data_dir(), home)
     try:
         config = Config.from_options(
             listen=options.listen,
@@ -79,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     if options.command == "install":
-        return _install(_daemon_arguments(options, config.data_dir), config.data_dir, only_print=options.only_print)
+        return _install(_daemon_arguments(options, config.data_dir), config.data_dir, home, options.only_print)
     keep_one_arena()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # M3; numpy, imported with the first job, reads it
     try:
@@ -90,9 +94,14 @@ def main(arguments: list[str] | None = None) -> int:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(_run(config, handler, end_with_stdin=options.end_with_stdin))
     except StartError as error:
-        print(f"meshtraind: error: {error}", file=sys.stderr)  # noqa: T201
-        return EXIT_FAILED
+        return _failed(error)
     return 0
+
+
+def _failed(error: Exception) -> int:
+    """Says why, and returns the exit code."""
+    print(f"meshtraind: error: {error}", file=sys.stderr)  # noqa: T201
+    return EXIT_FAILED
 
 
 def _add_daemon_options(command: argparse.ArgumentParser) -> None:
@@ -165,12 +174,12 @@ def _add_service(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     uninstall.add_argument("--data-dir", metavar="DIR", type=Path, help="the same as at `install`")
 
 
-def _install(arguments: list[str], data_dir: Path, *, only_print: bool) -> int:
+def _install(arguments: list[str], data_dir: Path, home: Path, only_print: bool) -> int:
     from meshtraind.api.rundir import RunDir, RunDirError
     from meshtraind.service.manager import ServiceError, service_for
 
     try:
-        service = service_for(sys.platform, arguments, data_dir, Path.home())
+        service = service_for(sys.platform, arguments, data_dir, home)
         if only_print:
             print(service.definition, end="")  # noqa: T201
             return 0
@@ -178,20 +187,18 @@ def _install(arguments: list[str], data_dir: Path, *, only_print: bool) -> int:
             pass
         service.install()
     except (ServiceError, RunDirError, OSError) as error:
-        print(f"meshtraind: error: {error}", file=sys.stderr)  # noqa: T201
-        return EXIT_FAILED
+        return _failed(error)
     print("\n".join((f"meshtraind is a service now: {service.path}", *service.next_steps)))  # noqa: T201
     return 0
 
 
-def _uninstall(data_dir: Path) -> int:
+def _uninstall(data_dir: Path, home: Path) -> int:
     from meshtraind.service.manager import ServiceError, service_for
 
     try:
-        service_for(sys.platform, (), data_dir.expanduser().absolute(), Path.home()).uninstall()
+        service_for(sys.platform, (), data_dir.expanduser().absolute(), home).uninstall()
     except (ServiceError, OSError) as error:
-        print(f"meshtraind: error: {error}", file=sys.stderr)  # noqa: T201
-        return EXIT_FAILED
+        return _failed(error)
     print(f"meshtraind is no service any more; keys, pairings and jobs stay in {data_dir}")  # noqa: T201
     return 0
 

@@ -26,6 +26,7 @@ from meshwire.messages.local import (
     PairJoin,
     Peers,
     Resubmit,
+    SetIntroductions,
     Shutdown,
     Status,
     Submit,
@@ -130,6 +131,9 @@ class LocalHandler:
                 return await mesh.join_pairing(body, emit)
             case PairAccept():
                 return mesh.accept(body)
+            case SetIntroductions():
+                mesh.set_introductions(body)
+                return Done()
             case Unpair():
                 return mesh.unpair(body)
             case Shutdown():

@@ -1,10 +1,12 @@
 """Introductions over the links: what this device says of others, and what it hears of them (K1 to K5)."""
 
 import asyncio
+import contextlib
 import logging
 import ssl
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 from meshtraind.peers.links import Link
@@ -23,6 +25,7 @@ from meshwire.text import printable
 log = logging.getLogger(__name__)
 
 READ_INTERVAL_S = 1.0  # so often each device is listened to; of what it says meanwhile the last word counts
+RETRY_S = 60.0  # what the disk refused is read again after so long
 
 
 class Whereabouts(Protocol):
@@ -47,16 +50,20 @@ class Introducer:
         self._pins = pins
         self._whereabouts = whereabouts
         self._told: dict[str, object] = {}  # by device: what this one has said there last, but for addresses
+        self._heard: dict[str, Introductions] = {}  # by linked device: its newest word, also once it was read
         self._unread: dict[str, Introductions] = {}
         self._arrived = asyncio.Event()
         self._removed_at: dict[str, frozenset[str]] = {}  # by trusted device: whom a person has removed there
+        self._policy = pins.introductions
+        self._trusted: frozenset[str] = frozenset()
         self._joined: deque[IntroducedDevice] = deque(maxlen=limits.DEVICES_JOINED_TOLD_MAX)
         self.joined_count = 0
         self._tasks = TaskSet("introductions")
 
     def start(self) -> None:
         """Listens, and passes on what changes, until `close`."""
-        self._pins.subscribe(self._say_to_all)
+        self._pins_changed()
+        self._pins.subscribe(self._pins_changed)
         self._tasks.spawn(self._read_all(), "introductions")
 
     async def close(self) -> None:
@@ -65,51 +72,87 @@ class Introducer:
     # What this device says
 
     def link_made(self, link: Link) -> None:
-        """Says anew to who has just come all that there is to say."""
+        """Notes what who has just come is called now, and says to it all that there is to say. It says so, too, and
+        until then counts what it has said before."""
         self._told.pop(link.device, None)
-        self._removed_at.pop(link.device, None)  # it says so again, if it is still so
-        self._say(link)
+        try:
+            self._pins.rename(link.device, link.hello.name)
+            self._say(link, self._to_say())
+        except (PinsError, ValueError) as error:
+            log.error("%s is told of nobody: %s", link.connection.name, error)
 
-    def _say_to_all(self) -> None:
-        trusted = {pin.device_id for pin in self._pins.all()}
-        self._removed_at = {device: gone for device, gone in self._removed_at.items() if device in trusted}
-        self._told = {device: told for device, told in self._told.items() if device in self._node.links}
+    def _pins_changed(self) -> None:
+        trusted = frozenset(pin.device_id for pin in self._pins.all())
+        for by_device in (self._removed_at, self._heard, self._unread):
+            for device in by_device.keys() - trusted:
+                del by_device[device]
+        for device in self._told.keys() - self._node.links.keys():
+            del self._told[device]
+        policy, gone = self._pins.introductions, self._trusted - trusted
+        if policy is not self._policy or gone:  # what was not taken may be now
+            self._read_again(self._heard)
+        self._policy, self._trusted = policy, trusted
+        to_say = self._to_say()
         for link in list(self._node.links.values()):
             if link.device in trusted:
-                self._say(link)
+                self._say(link, to_say)
 
-    def _say(self, link: Link) -> None:
-        known = {peer.device: peer.addresses for peer in self._whereabouts.gossip_for(link.device)}
-        introduced = [pin for pin in self.newcomers.introduced_here() if pin.device_id != link.device]
+    def _to_say(self) -> "_ToSay":
         removed = tuple(one.device_id for one in self._pins.removed()[: limits.REMOVALS_TOLD_MAX])
-        told = tuple((pin.device_id, pin.name) for pin in introduced), removed
-        if self._told.get(link.device, ((), ())) == told:
+        return _ToSay(self.newcomers.introduced_here(), removed)
+
+    def _say(self, link: Link, to_say: "_ToSay") -> None:
+        introduced = [pin for pin in to_say.introduced if pin.device_id != link.device]
+        told = tuple((pin.device_id, pin.name) for pin in introduced), to_say.removed
+        if self._told.get(link.device) == told:
             return
         self._told[link.device] = told
+        known = {peer.device: peer.addresses for peer in self._whereabouts.gossip_for(link.device)}
         words = tuple(_introduction(pin, known.get(pin.device_id, ())) for pin in introduced)
-        link.connection.notify(Introductions(devices=words, removed=removed))
+        link.connection.notify(Introductions(devices=words, removed=to_say.removed))
 
     # What it hears
 
     def heard(self, device: str, word: Introductions) -> None:
-        """A linked device introduces others. What it has said before and was not read yet counts no more."""
-        self._unread[device] = word
+        """A linked device introduces others. What it has said before counts no more."""
+        self._heard[device] = self._unread[device] = word
+        self._arrived.set()
+
+    def _read_again(self, devices: Iterable[str]) -> None:
+        """What devices that are not linked have said is let be: they say it anew with their next link."""
+        heard = {device: self._heard[device] for device in devices if device in self._node.links}
+        self._unread = heard | self._unread
         self._arrived.set()
 
     async def _read_all(self) -> None:
+        refused: set[str] = set()  # by the disk, for the moment
         while True:
-            await self._arrived.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RETRY_S if refused else None):
+                    await self._arrived.wait()
+            self._read_again(refused & self._heard.keys())
             self._arrived.clear()
             unread, self._unread = self._unread, {}
-            for device, word in unread.items():
-                await self.read(device, word)
+            for device, word in unread.items():  # all first: what one introduces another may have removed
+                self._removed_at[device] = frozenset(word.removed)
+            refused = {device for device, word in unread.items() if await self.read(device, word)}
             await asyncio.sleep(READ_INTERVAL_S)
 
-    async def read(self, by: str, said: Introductions) -> None:
-        """Does with a device's word what the rules say; ends at the first thing in it that is wrong or too much."""
+    async def read(self, by: str, said: Introductions) -> bool:
+        """Does with a device's word what the rules say; ends at the first thing in it that is wrong or too much.
+        Returns whether the disk has refused something, and it is to be read again."""
+        try:
+            return await self._read(by, said)
+        except PinsError as error:
+            log.error("what %s introduces is read again in %g s: %s", by[:8], RETRY_S, error, extra=caused_by(by))
+            return True
+
+    async def _read(self, by: str, said: Introductions) -> bool:
         if by not in {pin.device_id for pin in self._pins.all()}:
-            return
+            self._removed_at.pop(by, None)
+            return False
         self._removed_at[by] = frozenset(said.removed)
+        self.newcomers.withdraw(by, said)
         for word in said.devices:
             await asyncio.sleep(0)
             try:
@@ -117,12 +160,13 @@ class Introducer:
             except CertificateError as error:
                 wrong = "%s introduces what is no device of meshtrain (%s): the rest of what it says is not read"
                 log.warning(wrong, self._pins.name_of(by), printable(str(error)), extra=caused_by(by))
-                return
-            except (PinsError, ValueError) as error:
+                return False
+            except ValueError as error:
                 log.error("what %s introduces: %s", self._pins.name_of(by), error, extra=caused_by(by))
-                return
+                return False
             if not goes_on:
-                return
+                return False
+        return False
 
     async def _read_one(self, by: str, word: Introduction) -> bool:
         """Returns whether to read on."""
@@ -189,8 +233,8 @@ class Introducer:
 
     @property
     def warnings(self) -> Iterator[str]:
-        """Trusted devices that a person has removed at another one: it may have been lost."""
-        for pin in self._pins.all():
+        """Devices, trusted here or waiting, that a person has removed at another one: it may have been lost."""
+        for pin in (*self._pins.all(), *self._pins.waiting_once()):
             where = [self._pins.name_of(by) for by, removed in self._removed_at.items() if pin.device_id in removed]
             if where:
                 name, one = printable(pin.name), len(where) == 1
@@ -198,6 +242,14 @@ class Introducer:
                     f"{' and '.join(where[:3])} {'has' if one else 'have'} removed {name} ({pin.device_id[:8]}): if it "
                     f"was lost or sold, remove it here as well: meshtrain unpair {pin.device_id[:8]}"
                 )
+
+
+@dataclass(frozen=True)
+class _ToSay:
+    """What this device says to all others, but for the one that each of them is."""
+
+    introduced: tuple[Pin, ...]
+    removed: tuple[str, ...]
 
 
 def _introduction(pin: Pin, addresses: tuple[Address, ...]) -> Introduction:

@@ -32,6 +32,7 @@ from meshwire.messages.local import (
     PairJoin,
     PairProgress,
     PeerSummary,
+    SetIntroductions,
     Unpair,
     Unpaired,
 )
@@ -89,8 +90,10 @@ class Mesh:
         """Remembers, dials and announces. Links listen already."""
         now_s = time.monotonic()
         for pin in self._pins.all():
+            # Where an introduced device was ever reached is not written down: until then its place is hearsay.
+            source = Source.REMEMBERED if pin.added_by == self.node.device else Source.GOSSIP
             for address in pin.last_addresses:
-                self._book.learn(pin.device_id, address, Source.REMEMBERED, now_s)
+                self._book.learn(pin.device_id, address, source, now_s)
         self._follow_pins()
         self._pins.subscribe(self._follow_pins)
         with contextlib.suppress(InterfaceError):  # discovery says so, as a warning
@@ -114,10 +117,13 @@ class Mesh:
         """Says goodbye and remembers where the peers were."""
         if self._discovery is not None:
             await self._discovery.stop()
-        for pin in self._pins.all():
-            addresses = self._book.remembered(pin.device_id)
-            if addresses:
-                self._pins.set_addresses(pin.device_id, addresses)
+        try:
+            for pin in self._pins.all():
+                addresses = self._book.remembered(pin.device_id)
+                if addresses:
+                    self._pins.set_addresses(pin.device_id, addresses)
+        except PinsError as error:  # the daemon ends in order all the same: a service would start it again
+            log.warning("where the other devices are is not remembered: %s", error)
 
     # What people see
 
@@ -148,11 +154,24 @@ class Mesh:
         """What is done with the words of others about devices."""
         return self._pins.introductions
 
+    def set_introductions(self, body: SetIntroductions) -> None:
+        """A person says what is to be done with them from now on. Raises RequestFailed."""
+        try:
+            self._pins.introductions = body.policy
+        except PinsError as error:
+            raise RequestFailed(str(error)) from error
+        log.info("introductions from now on: %s", body.policy)
+
     @property
     def joined(self) -> tuple[IntroducedDevice, ...]:
         """Who came by another's word within a day, the newest last."""
-        since_s = time.time() - JOINED_TOLD_S
-        pins = (pin for pin in self._pins.all() if pin.added_by != self.node.device and pin.added_at >= since_s)
+        now_s = time.time()
+        pins = (
+            pin
+            for pin in self._pins.all()
+            # Also of a time to come: this machine's clock was wrong then, or is now.
+            if pin.added_by != self.node.device and abs(now_s - pin.added_at) <= JOINED_TOLD_S
+        )
         return tuple(self.introducer.described(pin) for pin in sorted(pins, key=lambda pin: pin.added_at))
 
     @property
@@ -168,7 +187,7 @@ class Mesh:
             link = self.node.links.get(device)
             row = self._unlinked(device, printable(pin.name), "paired") if link is None else _linked(link)
             rows.append(row.model_copy(update={"added_by": self._added_by(pin)}))
-        waiting = {pin.device_id: pin for pin in reversed(self._pins.waiting())}
+        waiting = {pin.device_id: pin for pin in self._pins.waiting_once()}
         rows += [
             self._unlinked(device, printable(pin.name), "waiting").model_copy(update={"added_by": self._added_by(pin)})
             for device, pin in waiting.items()
@@ -277,7 +296,7 @@ class Mesh:
     def unpair(self, body: Unpair) -> Unpaired:
         """Removes a device, and perhaps those that it has introduced, and drops their links. Raises RequestFailed."""
         try:
-            pin = self.introducer.newcomers.find(body.peer)
+            pin = self._pins.find(body.peer)
             came = self.introducer.newcomers.came_by(pin.device_id)
             removed = (pin, *came) if body.introduced else (pin,)
             self._pins.remove(*(one.device_id for one in removed))

@@ -26,7 +26,7 @@ def systemd_unit(command: Sequence[str]) -> str:
 Description=meshtrain daemon
 
 [Service]
-ExecStart={" ".join(map(_systemd_word, command))}
+ExecStart={_systemd_command(command)}
 Restart=on-failure
 RestartSec={RESTART_S}
 # Training gives way to whatever the owner is doing.
@@ -41,9 +41,20 @@ WantedBy=default.target
 """
 
 
-def _systemd_word(word: str) -> str:
-    """One argument as systemd reads it: quoted, with nothing that it would replace."""
-    for plain, quoted in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$")):
+def _systemd_command(command: Sequence[str]) -> str:
+    """A command as systemd reads it: quoted, with nothing that it would replace.
+
+    It looks for variables in the arguments and never in the program's path, where a doubled "$" stays one; so where
+    that has any, the sign that it is to look for none stands before it (":", systemd 244).
+    """
+    words = [_systemd_quoted(word) for word in command]
+    if "$" in command[0]:
+        return ":" + " ".join(words)
+    return " ".join(word.replace("$", "$$") for word in words)
+
+
+def _systemd_quoted(word: str) -> str:
+    for plain, quoted in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("\n", "\\n"), ("\r", "\\r")):
         word = word.replace(plain, quoted)
     return f'"{word}"'
 

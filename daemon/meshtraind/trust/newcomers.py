@@ -4,9 +4,9 @@ import time
 from enum import StrEnum
 
 from meshtraind.trust.identity import device_id_of
-from meshtraind.trust.pins import Pin, PinTable, UnknownPeerError
+from meshtraind.trust.pins import Pin, PinsError, PinTable
 from meshwire import limits
-from meshwire.messages.link import Introduction
+from meshwire.messages.link import Introduction, Introductions
 from meshwire.messages.local import IntroductionPolicy
 
 
@@ -15,7 +15,7 @@ class Verdict(StrEnum):
 
     JOINS = "joins"
     WAITS = "waits"  # for a person's word
-    KNOWN = "known"  # nothing new: trusted already, waiting already, or this device itself
+    KNOWN = "known"  # nothing new: trusted already, waiting at that word already, or this device itself
     REMOVED = "removed"  # by a person, here
     FULL = "full"  # one of the limits
     UNTRUSTED = "untrusted"  # who says it is not trusted (any more)
@@ -61,9 +61,10 @@ class Newcomers:
         if self._pins.is_removed(device):
             return Verdict.REMOVED
         waiting = self._pins.waiting()
-        asks = doubted or policy is IntroductionPolicy.ASK
-        if asks and any((pin.device_id, pin.added_by) == (device, by) for pin in waiting):
+        at_words_of = {pin.added_by for pin in waiting if pin.device_id == device}
+        if by in at_words_of:
             return Verdict.KNOWN
+        asks = doubted or bool(at_words_of) or policy is IntroductionPolicy.ASK
         introduced = [pin.added_by for pin in pins.values() if pin.added_by != self._own_device]
         by_it = introduced.count(by) + sum(pin.added_by == by for pin in waiting)
         places = limits.INTRODUCTIONS_MAX - len(waiting) if asks else limits.INTRODUCED_MAX - len(introduced)
@@ -86,18 +87,20 @@ class Newcomers:
                 self._pins.introduce(pin)
         return verdict
 
+    def withdraw(self, by: str, said: Introductions) -> None:
+        """Nobody waits at the word of a device that introduces it no more."""
+        self._pins.withdraw(by, {device_id_of(word.certificate_der) for word in said.devices})
+
     def accept(self, text: str) -> Pin:
         """A person says yes to the device that waits under this name or id. Raises PinsError."""
         pin = self._pins.find_waiting(text)
+        if sum(other.added_by != self._own_device for other in self._pins.all()) >= limits.INTRODUCED_MAX:
+            raise PinsError(
+                f"{limits.INTRODUCED_MAX} devices were introduced already: `meshtrain unpair` one first, or pair this "
+                "one by a code"
+            )
         self._pins.introduce(pin)
         return pin
-
-    def find(self, text: str) -> Pin:
-        """The device that a person means to remove, trusted or waiting. Raises PinsError."""
-        try:
-            return self._pins.find(text)
-        except UnknownPeerError:
-            return self._pins.find_waiting(text)
 
     def came_by(self, device: str) -> tuple[Pin, ...]:
         """The trusted devices that joined by this one's word, or by theirs, and so on."""

@@ -10,7 +10,7 @@ import os
 import sqlite3
 import ssl
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +47,7 @@ CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT NOT NULL)
 """
 _COLUMNS = "device_id, name, certificate_pem, added_at, added_by, last_addresses"
 _ADDRESSES = TypeAdapter(tuple[Address, ...])  # the last column, as JSON
+ID_CHARS = 8  # of an id that people see
 _BUSY_TIMEOUT_S = 5.0  # somebody looks into the file with the sqlite3 tool
 
 
@@ -71,10 +72,10 @@ class Pin:
     """A trusted device.
 
     Attributes:
-        name: what the device called itself when it was pinned; show it through `printable`.
+        name: what the device called itself when it was linked last, or pinned; show it through `printable`.
         added_at: Unix time.
         added_by: id of the device that introduced it: this one, for a device paired here by code (K1).
-        last_addresses: where it was last reached, best first.
+        last_addresses: where it was last reached, best first; before that, where its introducer says that it is.
     """
 
     device_id: str
@@ -138,7 +139,7 @@ class PinTable:
             raise sqlite3.DatabaseError(verdict)
 
     def subscribe(self, changed: Callable[[], None]) -> None:
-        """Calls `changed` after every device that is added or removed."""
+        """Calls `changed` after every device that is added, removed or renamed, and after a new policy."""
         self._observers.append(changed)
 
     def add(self, pin: Pin) -> None:
@@ -176,8 +177,7 @@ class PinTable:
     def _check(self, pin: Pin) -> None:
         if _device_id(pin.certificate_pem) != pin.device_id:
             raise ValueError(f"the certificate given for device {pin.device_id[:8]} is another device's")
-        if not 0 < len(pin.name) <= limits.NAME_CHARS_MAX:
-            raise ValueError(f"a device name has 1 to {limits.NAME_CHARS_MAX} characters, not {len(pin.name)}")
+        _check_name(pin.name)
         known = {other.device_id for other in self.all()} | {pin.device_id}
         if len(known) > limits.PEERS_MAX:
             raise PinsError(f"{limits.PEERS_MAX} devices are paired already: `meshtrain unpair` one first")
@@ -218,6 +218,15 @@ class PinTable:
                 _addresses_json(pin.last_addresses),
             )
 
+    def withdraw(self, by: str, kept: Collection[str]) -> None:
+        """Forgets who waits at this device's word, but for those that it still introduces."""
+        gone = [pin.device_id for pin in self.waiting() if pin.added_by == by and pin.device_id not in kept]
+        if not gone:
+            return
+        with self._changing() as change:
+            for device in gone:
+                change("DELETE FROM waiting WHERE device_id = ? AND added_by = ?", device, by)
+
     def waiting(self) -> tuple[Pin, ...]:
         """Devices that wait for a person's word: one entry for each that has introduced it, by name and time."""
         return self._select("waiting", "ORDER BY name, device_id, added_at, added_by")
@@ -235,6 +244,15 @@ class PinTable:
     def introductions(self, policy: IntroductionPolicy) -> None:
         with self._changing() as change:
             change("INSERT OR REPLACE INTO settings VALUES ('introductions', ?)", policy.value)
+        self._tell()
+
+    def rename(self, device_id: str, name: str) -> None:
+        """A pinned device calls itself so now. Raises UnknownPeerError, ValueError."""
+        if self.get(device_id).name == name:
+            return
+        _check_name(name)
+        with self._explained():
+            self._db.execute("UPDATE pins SET name = ? WHERE device_id = ?", (name, device_id))
         self._tell()
 
     def set_addresses(self, device_id: str, addresses: Sequence[Address]) -> None:
@@ -256,28 +274,39 @@ class PinTable:
         return self._select("pins", "ORDER BY name, device_id")
 
     def name_of(self, device_id: str) -> str:
-        """What a device was called, also one that was removed; the beginning of its id where nobody knows."""
+        """What a device was called, also one that was removed, in at most NAME_CHARS_MAX characters; the beginning of
+        its id where nobody knows, and beside a name that several have."""
         known = {one.device_id: one.name for one in self.removed()} | {pin.device_id: pin.name for pin in self.all()}
-        return printable(known.get(device_id, device_id[:8]))
+        shown = {device: printable(name) for device, name in known.items()}
+        name, id_ = shown.get(device_id), device_id[:ID_CHARS]
+        if name is None:
+            return id_
+        if list(shown.values()).count(name) > 1:
+            return f"{name[: limits.NAME_CHARS_MAX - ID_CHARS - 3]} ({id_})"
+        return name[: limits.NAME_CHARS_MAX]
 
-    def find(self, text: str) -> Pin:
-        """The one pinned device with this name, or whose id begins so; an exact name or id goes first.
-
-        Raises:
-            UnknownPeerError, AmbiguousPeerError: none is, or several are.
-        """
-        return _find(self.all(), text, "paired device is", "paired devices are")
-
-    def find_waiting(self, text: str) -> Pin:
-        """The one device that waits with this name, or whose id begins so, as the first to introduce it has said.
-
-        Raises:
-            UnknownPeerError, AmbiguousPeerError: none is, or several are.
-        """
+    def waiting_once(self) -> tuple[Pin, ...]:
+        """The devices that wait, each as the first to introduce it has said, in the order of names."""
         first: dict[str, Pin] = {}
         for pin in sorted(self.waiting(), key=lambda pin: pin.added_at):
             first.setdefault(pin.device_id, pin)
-        return _find(tuple(first.values()), text, "device that waits is", "devices that wait are")
+        return tuple(sorted(first.values(), key=lambda pin: (pin.name, pin.device_id)))
+
+    def find(self, text: str) -> Pin:
+        """The one device, pinned or waiting, that a person means: with this id, or with this name as it is shown, or
+        whose id begins so.
+
+        Whoever calls its device as another's id begins gets nobody in its place: both are named, and more of the id is
+        asked for.
+
+        Raises:
+            UnknownPeerError, AmbiguousPeerError: none is, or several are.
+        """
+        return _find((*self.all(), *self.waiting_once()), text, "device, paired or waiting, is", "devices are")
+
+    def find_waiting(self, text: str) -> Pin:
+        """As `find`, of those that wait."""
+        return _find(self.waiting_once(), text, "device that waits is", "devices that wait are")
 
     def close(self) -> None:
         with self._explained():
@@ -301,7 +330,8 @@ class PinTable:
                 yield lambda statement, *values: self._db.execute(statement, values)
                 self._db.execute("COMMIT")
             except BaseException:
-                self._db.execute("ROLLBACK")
+                if self._db.in_transaction:  # a full disk has ended it already, and is what is to be told
+                    self._db.execute("ROLLBACK")
                 raise
 
     @contextmanager
@@ -335,15 +365,24 @@ class _DamagedRowError(Exception):
     pass
 
 
+def _check_name(name: str) -> None:
+    if not 0 < len(name) <= limits.NAME_CHARS_MAX:
+        raise ValueError(f"a device name has 1 to {limits.NAME_CHARS_MAX} characters, not {len(name)}")
+
+
 def _find(pins: Sequence[Pin], text: str, one: str, several: str) -> Pin:
-    found = [pin for pin in pins if text in (pin.name, pin.device_id)]
-    found = found or [pin for pin in pins if text and pin.device_id.startswith(text.lower())]
+    found = [pin for pin in pins if pin.device_id == text.lower()]
+    found = found or [pin for pin in pins if text and _is_meant(pin, text)]
     if not found:
         raise UnknownPeerError(f"no {one} called {printable(text)!r}: see `meshtrain peers`")
     if len(found) > 1:
         shown = ", ".join(f"{pin.device_id[:12]} ({printable(pin.name)})" for pin in found)
         raise AmbiguousPeerError(f"several {several} called {printable(text)!r}: {shown}; write more of the id")
     return found[0]
+
+
+def _is_meant(pin: Pin, text: str) -> bool:
+    return text in (pin.name, printable(pin.name)) or pin.device_id.startswith(text.lower())
 
 
 def _pin(row: tuple[str, str, str, float, str, str]) -> Pin:

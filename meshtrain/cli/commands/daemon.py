@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from meshtrain.cli.commands.mesh import ID_CHARS
+from meshtrain.cli.commands.mesh import ID_CHARS, INTRODUCTIONS
 from meshtrain.cli.ui.connection import ask, connected
 from meshtrain.cli.ui.errors import CliError, reported
 from meshtrain.cli.ui.options import DataDir
@@ -20,7 +20,7 @@ from meshtrain.datadir import data_folder
 from meshtrain.errors import ConnectionLost, DaemonNotRunning, OtherVersion
 from meshwire import limits
 from meshwire.messages.envelope import Done
-from meshwire.messages.local import GetStatus, IntroductionPolicy, Shutdown, Status
+from meshwire.messages.local import GetStatus, IntroductionPolicy, SetIntroductions, Shutdown, Status
 from meshwire.text import printable
 
 UP_TIMEOUT_S = 30.0  # a cold start reads some hundred files; a laptop that has just woken takes its time
@@ -62,7 +62,7 @@ def up(
         typer.Option(
             "--introductions",
             help="Devices that a paired one introduces: take them (as at first), ask first, or never. Kept until it is "
-            "given again.",
+            "given again; a daemon that is up follows at once.",
         ),
     ] = None,
     data_dir: DataDir = None,
@@ -70,13 +70,17 @@ def up(
     """Start the daemon in the background. It finds paired devices, and runs jobs that they submit."""
     folder = data_folder(data_dir)
     options = _options(name, listen, interface or (), peer or (), patience)
-    options += [f"--introductions={introductions.value}"] if introductions is not None else []
     running = _status(folder)
     if running is not None:
         print(f"{printable(running.name)} ({running.device[:ID_CHARS]}) is already up, on {printable(running.listen)}")
+        if introductions is not None:
+            with connected(folder) as client:
+                ask(client, SetIntroductions(policy=introductions), Done, name="introductions")
+            print(f"From now on it {INTRODUCTIONS[introductions]}.")
         if options:
-            say("Its options are those of its start. To change them: meshtrain down, then up again.")
+            say("Its other options are those of its start. To change them: meshtrain down, then up again.")
         return
+    options += [f"--introductions={introductions.value}"] if introductions is not None else []
     status = _start(folder, options)
     print(f"{printable(status.name)} ({status.device[:ID_CHARS]}) is up, on {printable(status.listen)}")
     for warning in status.warnings:

@@ -42,6 +42,7 @@ from meshwire.messages.local import (
 from meshwire.text import printable
 
 LINES_BESIDE = 10  # of text that `pair` shows with a QR code
+DEVICES_SHOWN = 8  # of those that joined, and of those that wait
 ADDRESSES_SHOWN = 3  # of this device's: cable, radio and one more
 ID_CHARS = 8  # of a device id that people see
 PAIR_HOST_TIMEOUT_S = 900.0  # the code itself expires earlier, at the daemon
@@ -94,10 +95,14 @@ def status(
                 print(f"  {_partition_wait(job, reply.patience_s)}")
                 for name, why in job.not_joining:
                     print(f"  {printable(name)} does not join: {printable(why)}")
-    for device in reply.joined:
+    for device in reply.joined[-DEVICES_SHOWN:]:
         say(_joined(device))
-    for device in reply.waiting:
+    if len(reply.joined) > DEVICES_SHOWN:
+        say(f"and {len(reply.joined) - DEVICES_SHOWN} more joined within a day: meshtrain peers")
+    for device in reply.waiting[:DEVICES_SHOWN]:
         say(_waiting(device), style="yellow")
+    if len(reply.waiting) > DEVICES_SHOWN:
+        say(f"and {len(reply.waiting) - DEVICES_SHOWN} more wait: meshtrain peers", style="yellow")
     for warning in reply.warnings:
         say(f"warning: {printable_lines(warning)}", style="yellow")
     if not reply.peers_paired:

@@ -4,19 +4,25 @@ Whoever presses TAB waits, and an error would stand in the line that is being ty
 daemon answers at once; the command itself says why when it is run.
 """
 
+import re
+import time
+from collections import Counter
 from pathlib import Path
 
 import typer
 
+from meshtrain.cli.ui.job import newest_first
 from meshtrain.client import Client
 from meshtrain.datadir import data_folder
 from meshtrain.errors import MeshtrainError
 from meshwire.message_base import Wire
 from meshwire.messages.job import Found
 from meshwire.messages.local import GetJobs, GetPeers, Peers
-from meshwire.text import printable
 
 ANSWER_TIMEOUT_S = 1.0
+_WORD = re.compile(r"[^\W_][\w.@%+,-]*")  # what bash, zsh and fish all take as it is; ":" ends a word in bash
+
+ID_CHARS = 8  # of a device's id, where its name cannot be typed as it is
 
 Offer = tuple[str, str]  # what is typed, and what the shell says of it
 
@@ -24,25 +30,42 @@ Offer = tuple[str, str]  # what is typed, and what the shell says of it
 def complete_jobs(context: typer.Context, incomplete: str) -> list[Offer]:
     """Ids of jobs, the newest first."""
     reply = _answer(context, GetJobs())
-    jobs = sorted(reply.jobs, key=lambda job: job.created_at_s, reverse=True) if isinstance(reply, Found) else []
-    return [(job.job, printable(f"{job.name}, {job.state}")) for job in jobs if job.job.startswith(incomplete)]
+    jobs = newest_first(reply.jobs) if isinstance(reply, Found) else []
+    return [(job.job, _said(f"{job.name}, {job.state}")) for job in jobs if job.job.startswith(incomplete)]
 
 
 def complete_peers(context: typer.Context, incomplete: str) -> list[Offer]:
-    """Names of devices that are paired, or wait for a person's word: `unpair` takes both."""
+    """Names of devices that are paired, or wait for a person's word: `unpair` takes both.
+
+    A name that a shell would read as something else, or that several have, is offered as the beginning of the id.
+    """
     reply = _answer(context, GetPeers())
-    peers = reply.peers if isinstance(reply, Peers) else ()
-    paired = [peer for peer in peers if peer.state != "seen"]
-    return [(printable(peer.name), peer.state) for peer in paired if peer.name.startswith(incomplete)]
+    peers = [peer for peer in reply.peers if peer.state != "seen"] if isinstance(reply, Peers) else []
+    names = Counter(peer.name for peer in peers)
+    offers: list[Offer] = []
+    for peer in peers:
+        if names[peer.name] == 1 and _WORD.fullmatch(peer.name):
+            offers.append((peer.name, peer.state))
+        else:
+            offers.append((peer.device[:ID_CHARS], _said(f"{peer.name}, {peer.state}")))
+    return [(typed, said) for typed, said in offers if typed.startswith(incomplete)]
+
+
+def _said(text: str) -> str:
+    """What zsh may be told beside an offer: it evaluates that, and another device has chosen names."""
+    return "".join(char if char.isalnum() or char in " .,_-" else "_" for char in text)
 
 
 def _answer(context: typer.Context, question: Wire) -> Wire | None:
     typed = context.params.get("data_dir")
+    end_s = time.monotonic() + ANSWER_TIMEOUT_S
     try:
         client = Client.connect(data_folder(Path(typed) if typed else None), ANSWER_TIMEOUT_S)
         try:
-            return client.request(question, timeout_s=ANSWER_TIMEOUT_S, name="completion")
+            return client.request(question, timeout_s=max(0.0, end_s - time.monotonic()), name="completion")
         finally:
             client.close()
     except (MeshtrainError, TimeoutError, OSError):
+        return None
+    except (RuntimeError, ValueError):  # a folder that cannot be: ~nobody, or with a character that no path has
         return None

@@ -1,7 +1,7 @@
 """The job that a person means: found by id, prefix or name, watched until it ends, and told of when it has."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from meshtrain.cli.ui.connection import ask
 from meshtrain.cli.ui.errors import CliError
@@ -22,7 +22,12 @@ MATCHES_SHOWN = 5
 def list_jobs(client: Client, prefix: str = "") -> list[JobSummary]:
     """Jobs with this id prefix, the newest first."""
     found = ask(client, GetJobs(prefix=prefix), Found, name="list of jobs")
-    return sorted(found.jobs, key=lambda job: (job.created_at_s, job.job), reverse=True)
+    return newest_first(found.jobs)
+
+
+def newest_first(jobs: Iterable[JobSummary]) -> list[JobSummary]:
+    """In the order in which people are shown jobs, wherever they are."""
+    return sorted(jobs, key=lambda job: (job.created_at_s, job.job), reverse=True)
 
 
 def find_job(client: Client, typed: str | None) -> JobSummary:

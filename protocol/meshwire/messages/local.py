@@ -171,6 +171,13 @@ class PairAccept(Wire):
     peer: Annotated[str, Field(min_length=1, max_length=64)]
 
 
+@message("set.introductions")
+class SetIntroductions(Wire):
+    """Request: what to do with introductions from now on, kept until another is said (K3). Reply: `Done`."""
+
+    policy: IntroductionPolicy
+
+
 @message("unpair")
 class Unpair(Wire):
     """Request: remove a device that is paired or waits (name or id prefix), and drop its link; with `introduced` also

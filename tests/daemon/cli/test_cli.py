@@ -1,17 +1,21 @@
 """The `meshtrain` command against an endpoint that speaks real frames: what is asked, what is shown, how it ends."""
 
+import contextlib
 import hashlib
 import io
 import json
 import os
 import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -471,7 +475,7 @@ def completions(words: str, typed: str) -> list[str]:
 
 def test_tab_offers_jobs(endpoint: Endpoint) -> None:
     endpoint.answers[GetJobs] = known_jobs(summary(job="1kx1000000aa"), summary(job="1ky2000000aa"))
-    assert completions("meshtrain logs 1k", "1k") == ["1kx1000000aa", "1ky2000000aa"]
+    assert completions("meshtrain logs 1k", "1k") == ["1ky2000000aa", "1kx1000000aa"]
     assert completions("meshtrain cancel 1ky", "1ky") == ["1ky2000000aa"]
 
 
@@ -482,6 +486,93 @@ def test_tab_offers_paired_devices(endpoint: Endpoint) -> None:
     endpoint.answers[GetPeers] = Peers(peers=tuple(peers))
     assert completions("meshtrain unpair a", "a") == ["anna", "attic"]
     assert completions("meshtrain unpair s", "s") == []
+
+
+HOSTILE = (
+    "my laptop",
+    "it's",
+    'a"b',
+    "a:b",
+    "$(touch x)",
+    "\\\\$(touch x)",
+    "`touch x`",
+    "a;touch x",
+    "-rf",
+    "~",
+    "a\\n",
+    "*",
+    "#a",
+)
+
+
+def test_tab_offers_ids_of_devices_whose_names_a_shell_reads_otherwise(endpoint: Endpoint) -> None:
+    """Names are other devices' choice, and zsh evaluates what it is told."""
+    facts = {"address": None, "rtt_s": None, "software": None, "cores": None, "memory_bytes": None}
+    names = (*HOSTILE, "twin", "twin", "anna", "büro-2", "_x")
+    peers = [
+        PeerSummary(device=f"{number:08x}" * 8, name=name, state="linked", **facts) for number, name in enumerate(names)
+    ]
+    endpoint.answers |= {GetPeers: Peers(peers=tuple(peers)), GetJobs: known_jobs(summary(name=HOSTILE[5]))}
+    plain = ["anna", "büro-2"]
+    assert completions("meshtrain unpair ", "") == [
+        name if name in plain else f"{number:08x}" for number, name in enumerate(names)
+    ]
+    for line in ("meshtrain unpair ", "meshtrain logs "):
+        variables = {"_TYPER_COMPLETE_ARGS": line, "_MESHTRAIN_COMPLETE": "complete_zsh"}
+        said = CliRunner().invoke(app, [], prog_name="meshtrain", env=variables).stdout
+        assert said.startswith("_arguments '*: :((")
+        assert re.fullmatch(r'("[\w.-]+":"[\w .,-]+"\n?)+', said.split("((")[1].split("))")[0])
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not here")
+def test_what_tab_offers_is_one_word_for_bash(endpoint: Endpoint) -> None:
+    facts = {"address": None, "rtt_s": None, "software": None, "cores": None, "memory_bytes": None}
+    peers = [PeerSummary(device=f"{n:08x}" * 8, name=name, state="linked", **facts) for n, name in enumerate(HOSTILE)]
+    endpoint.answers[GetPeers] = Peers(peers=tuple(peers))
+    offered = completions("meshtrain unpair ", "")
+    read = subprocess.run(
+        ["bash", "-c", f"printf '%s\\n' {' '.join(offered)}"], capture_output=True, text=True, check=True
+    )
+    assert read.stdout.split("\n")[:-1] == offered
+
+
+@pytest.mark.parametrize("folder", ["~nobody-is-called-so/x", "a\0b"])
+def test_tab_says_nothing_of_a_data_folder_that_cannot_be(folder: str) -> None:
+    context: Any = SimpleNamespace(params={"data_dir": folder})
+    assert completion.complete_jobs(context, "") == completion.complete_peers(context, "") == []
+
+
+def test_tab_does_not_wait_for_a_daemon_that_takes_nobody_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is stopped answers nobody, and soon its queue is full: then even connecting waits."""
+    monkeypatch.setattr(completion, "ANSWER_TIMEOUT_S", 0.2)
+    (tmp_path / "run").mkdir()
+    waiting = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen(0)
+        (tmp_path / "run" / "token").write_text("x")
+        described = {"endpoint": f"unix:{tmp_path / 's'}", "token_file": str(tmp_path / "run" / "token")}
+        (tmp_path / "run" / "daemon.json").write_text(json.dumps(described))
+        for _ in range(4):
+            client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            client.setblocking(False)
+            waiting.append(client)
+            with contextlib.suppress(BlockingIOError):
+                client.connect(str(tmp_path / "s"))
+        context: Any = SimpleNamespace(params={"data_dir": str(tmp_path)})
+        began_s = time.monotonic()
+        assert completion.complete_jobs(context, "") == []
+        assert time.monotonic() - began_s < 5.0, "half of what a command may wait"
+    for client in waiting:
+        client.close()
+
+
+def test_tab_does_not_wait_for_what_trains() -> None:
+    """What takes a second to import is not imported for a word."""
+    heavy = ("torch", "numpy", "meshtrain.train", "meshtraind")
+    text = f"import sys, meshtrain.cli.app; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_tab_does_not_wait_for_a_daemon_that_hangs(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:

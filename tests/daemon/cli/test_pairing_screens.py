@@ -16,6 +16,7 @@ from meshtrain.cli.pictures.qr import BORDER, qr_lines, shows_qr
 from meshwire.addresses import DEFAULT_PORT
 from meshwire.jobs.lifecycle import JobState
 from meshwire.message_base import Wire
+from meshwire.messages.envelope import Done
 from meshwire.messages.job import Fetch
 from meshwire.messages.local import (
     GetJobs,
@@ -29,6 +30,7 @@ from meshwire.messages.local import (
     PairHost,
     Peers,
     PeerSummary,
+    SetIntroductions,
     Unpair,
     Unpaired,
     Watch,
@@ -248,3 +250,27 @@ def test_up_passes_the_policy_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert run("up", "--data-dir", str(tmp_path), "--introductions", "ask").exit_code == 0
     assert given == ["--introductions=ask"]
     assert run("up", "--data-dir", str(tmp_path), "--introductions", "sometimes").exit_code == 2
+
+
+def test_up_tells_the_policy_to_a_daemon_that_runs(endpoint: Endpoint) -> None:
+    """Who is asked by a screen to type it has not to stop the jobs of a laptop for that."""
+    endpoint.answers |= {GetStatus: STATUS, SetIntroductions: Done()}
+    shown = run("up", "--introductions", "never")
+    assert [body.policy for body in endpoint.of_type(SetIntroductions)] == [IntroductionPolicy.NEVER]
+    assert "From now on it takes no device that another one introduces, and introduces none.\n" in shown.stdout
+    assert "meshtrain down" not in shown.stderr
+    shown = run("up", "--introductions", "ask", "--patience", "7")
+    assert "From now on it asks" in shown.stdout
+    assert "Its other options are those of its start. To change them: meshtrain down" in shown.stderr
+    assert run("up").exit_code == 0
+    assert len(endpoint.of_type(SetIntroductions)) == 2
+
+
+def test_status_stays_a_screen_however_many_came(endpoint: Endpoint) -> None:
+    many = tuple(introduced(f"d{number}") for number in range(64))
+    endpoint.answers[GetStatus] = STATUS.model_copy(update={"joined": many, "waiting": many})
+    said = run("status").stderr.splitlines()
+    assert sum("joined" in line for line in said) == sum("wait" in line or "introduces" in line for line in said) == 9
+    assert "d63 (efefefef) joined" in said[7]
+    assert "and 56 more joined within a day: meshtrain peers" in said
+    assert "and 56 more wait: meshtrain peers" in said

@@ -33,6 +33,7 @@ from meshwire.messages.local import Cancel
 from meshwire.sync_modes.mode import sync_settings
 from tests.computing import computing
 from tests.daemon.linkusers import DialsNobody
+from tests.daemon.waiting import until
 
 JOB = "j" + "0" * 11
 ANNA, BERT, CLEO, DORA = (
@@ -336,6 +337,19 @@ class Guest:
         return OfferReply(refusal=answer)
 
 
+class Looked:
+    """A member that counts how often somebody has looked at its rounds."""
+
+    def __init__(self, rounds: Any) -> None:
+        self.looks = 0
+        self._rounds = rounds
+
+    @property
+    def rounds(self) -> Any:
+        self.looks += 1
+        return self._rounds
+
+
 @pytest.mark.asyncio
 async def test_a_refusal_is_told_once_and_asked_about_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -355,30 +369,38 @@ async def test_a_refusal_is_told_once_and_asked_about_again(
         complete=0, sample_space=SampleSpace(total=3, batch=9, whole_batches=False, drop_last=False)
     )
     tasks = TaskSet("test")
-    asking = Inviter(cast(Any, node), job, 3, cast(Any, SimpleNamespace(rounds=rounds)), tasks)
+    member = Looked(rounds)
+    asking = Inviter(cast(Any, node), job, 3, cast(Any, member), tasks)
 
-    async def after(seconds: float) -> None:
-        clock.now_s += seconds
-        await asyncio.sleep(0.02)
+    def job_asks() -> bool:
+        return any(guest.asking for guest in asking._invitations._guests.values())
+
+    async def looks() -> None:
+        """It looks twice from now on: once with all that holds now, and whom that one asks has answered."""
+        seen = member.looks
+        await until(lambda: member.looks >= seen + 3, "a look")
 
     monkeypatch.setattr(loop, "time", _shifted(loop.time, clock))
     with caplog.at_level(logging.INFO):
         tasks.spawn(asking.run(), "invite")
-        await after(100.0)
+        clock.now_s += 100.0
+        await looks()
         assert not guest.asked, "there is no state to give before round 1"
         rounds.complete = 1
-        await after(0.0)
-        for _ in range(2):
-            await after(2.0)
+        await looks()
+        for count, seconds in ((1, 2.0), (2, 2.0)):
+            clock.now_s += seconds
+            await until(lambda count=count: len(guest.asked) >= count and not job_asks(), "an answer")  # type: ignore[misc]
         assert len(guest.asked) == 2
         assert guest.asked[0] == Invite(spec=SPEC, generation=FIRST)
         assert [record for record in caplog.records if "does not join: no torch" in record.message] != []
         assert sum("does not join" in record.message for record in caplog.records) == 1
         assert job.summary().not_joining == (("cleo", "no torch"),)
-        await after(4.0)
-        assert len(guest.asked) == 3
-        assert job.summary().not_joining == ()
-        await after(2.0)
+        clock.now_s += 4.0
+        await until(lambda: len(guest.asked) == 3 and job.summary().not_joining == (), "the link that breaks")
+        await until(lambda: asking._invitations._guests, "the device to be seen anew")
+        clock.now_s += 2.0
+        await until(lambda: len(guest.asked) == 4 and not job_asks(), "its yes")
         assert asking.asked == (CLEO.device,)
     await tasks.close()
 

@@ -13,7 +13,7 @@ from meshtraind.peers import introducer as introducer_module
 from meshtraind.peers.introducer import Introducer
 from meshtraind.trust import pins as pins_module
 from meshtraind.trust.identity import Identity, load_or_create
-from meshtraind.trust.pins import Pin, PinTable
+from meshtraind.trust.pins import Pin, PinsError, PinTable
 from meshwire import limits
 from meshwire.addresses import Address
 from meshwire.message_base import Wire
@@ -33,13 +33,13 @@ class Device:
     """A daemon's pins and introducer; its links put what is said into the mesh's list."""
 
     def __init__(self, mesh: "Devices", identity: Identity, folder: Path) -> None:
-        self.mesh, self.identity, self.id = mesh, identity, identity.device_id
+        self.mesh, self.identity, self.id, self.name = mesh, identity, identity.device_id, identity.name
         self.pins = PinTable(folder / f"{identity.name}.db")
         self.links: dict[str, Any] = {}
         self.met: list[str] = []
         node: Any = SimpleNamespace(device=self.id, links=self.links)
         self.introducer = Introducer(node, self.pins, self)
-        self.pins.subscribe(self.introducer._say_to_all)
+        self.pins.subscribe(self.introducer._pins_changed)
 
     def gossip_for(self, device: str) -> tuple[KnownPeer, ...]:
         pins = (pin.device_id for pin in self.pins.all() if pin.device_id != device)
@@ -52,7 +52,8 @@ class Device:
         def notify(body: Wire) -> None:
             self.mesh.said.append((self, other, cast(Introductions, body)))
 
-        return SimpleNamespace(device=other.id, connection=SimpleNamespace(notify=notify))
+        hello, connection = SimpleNamespace(name=other.name), SimpleNamespace(name=other.name, notify=notify)
+        return SimpleNamespace(device=other.id, hello=hello, connection=connection)
 
     @property
     def trusted(self) -> set[str]:
@@ -315,6 +316,185 @@ async def test_inventions_take_a_bounded_place_and_say_so_once(
     full = [record for record in caplog.records if "more devices than are taken" in record.getMessage()]
     assert len(full) == 4, "once for each word; the log's limit holds for floods of them"
     assert {getattr(record, "caused_by", None) for record in full} == {bert.id}
+
+
+@pytest.mark.asyncio
+async def test_a_removal_is_held_against_a_device_while_who_has_said_it_links_again(devices: Devices) -> None:
+    """K5: anna has removed carl, and her link to dora breaks. Bert says carl's name in the very moment in which she is
+    back and has not said so again."""
+    anna, bert, carl, dora = (devices[name] for name in NAMES[:4])
+    anna.pin(carl)
+    anna.pins.remove(carl.id)
+    devices.pair("anna", "dora")
+    devices.pair("bert", "dora")
+    await devices.settle()
+    devices.unlink()
+    devices._link()
+    await dora.introducer.read(bert.id, Introductions(devices=(word(carl.identity, "carl"),)))
+    assert "carl" not in dora.trusted
+    assert [pin.name for pin in dora.pins.waiting()] == ["carl"]
+    assert [text for text in dora.introducer.warnings if text.startswith("anna has removed carl")], (
+        "also while it waits"
+    )
+    devices.unlink()
+    devices.said.clear()  # nobody hears that a code was typed for carl at anna's, before the next link
+    anna.pin(carl)
+    await devices.settle()
+    assert list(dora.introducer.warnings) == [], "she holds it against carl no more"
+
+
+@pytest.mark.asyncio
+async def test_of_words_that_lie_together_the_removals_are_read_first(devices: Devices) -> None:
+    """K5: bert's word about carl came before anna's that she has removed him; both are read in one go."""
+    dora = devices["dora"]
+    for name in ("anna", "bert"):
+        dora.pin(devices[name])
+    carl = devices["carl"]
+    dora.introducer.heard(devices["bert"].id, Introductions(devices=(word(carl.identity, "carl"),)))
+    dora.introducer.heard(devices["anna"].id, Introductions(devices=(), removed=(carl.id,)))
+    dora.introducer.start()
+    try:
+        await until(lambda: dora.pins.waiting() or "carl" in dora.trusted, "bert's word to be read")
+    finally:
+        await dora.introducer.close()
+    assert "carl" not in dora.trusted
+
+
+@pytest.mark.asyncio
+async def test_who_introduces_nobody_any_more_says_so_on_each_link(devices: Devices) -> None:
+    """K3: anna asks; bert, who has introduced carl, was started anew with `never`, and nobody is asked about carl."""
+    anna, bert = devices["anna"], devices["bert"]
+    anna.pins.introductions = IntroductionPolicy.ASK
+    devices.pair("anna", "bert")
+    devices.pair("bert", "carl")
+    await devices.settle()
+    assert [pin.name for pin in anna.pins.waiting()] == ["carl"]
+    devices.unlink()
+    bert.pins.introductions = IntroductionPolicy.NEVER
+    bert.introducer._told.clear()  # another process
+    await devices.settle()
+    assert anna.pins.waiting() == ()
+
+
+@pytest.mark.asyncio
+async def test_a_new_policy_counts_at_once_for_what_was_said_before(devices: Devices) -> None:
+    """K3: whom bert has introduced while anna wanted nobody joins when she says `accept`; when bert says `never`, his
+    words are taken back."""
+    anna, bert = devices["anna"], devices["bert"]
+    anna.pins.introductions = IntroductionPolicy.NEVER
+    devices.pair("anna", "bert")
+    devices.pair("bert", "carl")
+    devices._link()
+    said, devices.said = devices.said, []
+    for by, to, body in said:
+        to.introducer.heard(by.id, body)
+    anna.introducer.start()
+    try:
+        await until(lambda: not anna.introducer._unread, "the words to be read")
+        assert anna.trusted == {"bert"}
+        anna.pins.introductions = IntroductionPolicy.ACCEPT
+        await until(lambda: "carl" in anna.trusted, "carl")
+    finally:
+        await anna.introducer.close()
+    devices.said.clear()
+    bert.pins.introductions = IntroductionPolicy.NEVER
+    assert {(to.name, body.devices) for by, to, body in devices.said if by is bert} == {("anna", ()), ("carl", ())}
+
+
+@pytest.mark.asyncio
+async def test_what_the_disk_refuses_is_read_again(
+    devices: Devices, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also if the table cannot even be read: introductions go on once it can."""
+    monkeypatch.setattr(introducer_module, "RETRY_S", 0.01)
+    monkeypatch.setattr(introducer_module, "READ_INTERVAL_S", 0.01)
+    devices.pair("anna", "bert")
+    devices._link()
+    anna, bert = devices["anna"], devices["bert"]
+    anna.introducer.start()
+    all_pins, failed = anna.pins.all, 0
+
+    def unreadable() -> tuple[Pin, ...]:
+        nonlocal failed
+        failed += 1
+        raise PinsError("the table is locked")
+
+    try:
+        with monkeypatch.context() as broken:
+            broken.setattr(anna.pins, "all", unreadable)
+            anna.introducer.heard(bert.id, Introductions(devices=(word(devices["carl"].identity, "carl"),)))
+            await until(lambda: failed >= 2, "a second try")
+        await until(lambda: len(all_pins()) == 2, "carl")
+    finally:
+        await anna.introducer.close()
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert told
+    assert all("is read again in" in line and "the table is locked" in line for line in told)
+
+
+@pytest.mark.asyncio
+async def test_room_that_is_made_is_given_to_those_that_had_none(
+    devices: Devices, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """K6: the person removes one, and needs not restart anything for the next."""
+    monkeypatch.setattr(limits, "INTRODUCED_MAX", 1)
+    monkeypatch.setattr(introducer_module, "READ_INTERVAL_S", 0.01)
+    devices.pair("anna", "bert")
+    devices._link()
+    anna = devices["anna"]
+    anna.introducer.start()
+    try:
+        words = tuple(word(devices[name].identity, name) for name in ("carl", "dora"))
+        anna.introducer.heard(devices["bert"].id, Introductions(devices=words))
+        await until(lambda: "more devices than are taken" in caplog.text, "the word to be read")
+        assert anna.trusted == {"bert", "carl"}
+        anna.pins.remove(devices["carl"].id)
+        await until(lambda: "dora" in anna.trusted, "dora")
+    finally:
+        await anna.introducer.close()
+    assert anna.trusted == {"bert", "dora"}
+
+
+@pytest.mark.asyncio
+async def test_a_device_is_called_what_it_calls_itself_on_its_newest_link(devices: Devices) -> None:
+    """`peers` shows that name, and commands and introductions take it."""
+    devices.pair("anna", "bert")
+    devices.pair("anna", "carl")
+    await devices.settle()
+    devices["bert"].name = "attic"
+    devices.unlink()
+    devices._link()
+    assert devices["anna"].trusted == {"attic", "carl"}
+    told = [
+        [one.name for one in body.devices] for by, to, body in devices.said if (by.name, to.name) == ("anna", "carl")
+    ]
+    assert told[-1] == ["attic"]
+
+
+@pytest.mark.asyncio
+async def test_who_joins_costs_no_table_read_for_each_link(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 64 devices each of 62 joins would read the table, of 64 rows, 126 times."""
+    anna = devices["anna"]
+    anna.pin(devices["bert"])
+    reads: list[int] = []
+    for links in (1, 60):
+        anna.links.clear()
+        for number in range(links):
+            anna.links[f"{number:064x}"] = SimpleNamespace(**vars(anna.link(devices["bert"])))
+        count = 0
+        select = anna.pins._select
+
+        def counted(*arguments: str, select: Any = select) -> tuple[Pin, ...]:
+            nonlocal count
+            count += 1
+            return cast(tuple[Pin, ...], select(*arguments))
+
+        with monkeypatch.context() as counting:
+            counting.setattr(anna.pins, "_select", counted)
+            counting.setattr(anna, "gossip_for", lambda _device: ())
+            anna.introducer._pins_changed()
+        reads.append(count)
+    assert reads[0] == reads[1]
 
 
 def test_a_word_has_an_end() -> None:

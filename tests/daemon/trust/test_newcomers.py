@@ -8,10 +8,10 @@ import pytest
 
 from meshtraind.trust.identity import Identity, load_or_create
 from meshtraind.trust.newcomers import Newcomers, Verdict
-from meshtraind.trust.pins import AmbiguousPeerError, Pin, PinTable, RemovedError, UnknownPeerError
+from meshtraind.trust.pins import AmbiguousPeerError, Pin, PinsError, PinTable, RemovedError, UnknownPeerError
 from meshwire import limits
 from meshwire.addresses import Address
-from meshwire.messages.link import Introduction
+from meshwire.messages.link import Introduction, Introductions
 from meshwire.messages.local import IntroductionPolicy
 
 NAMES = "anna", "bert", "carl", "dora", "emil", "fred"
@@ -194,7 +194,7 @@ def test_who_is_refused_asks_no_more(anna: Anna) -> None:
     """K4: a refusal is a removal."""
     anna.pins.introductions = IntroductionPolicy.ASK
     anna.hears("bert", "carl")
-    assert anna.newcomers.find("carl").device_id == anna.id("carl")
+    assert anna.pins.find("carl").device_id == anna.id("carl")
     anna.removes("carl")
     assert not anna.waiting
     assert anna.hears("bert", "carl") is Verdict.REMOVED
@@ -275,7 +275,7 @@ def test_a_name_that_two_devices_have_is_nobodys(anna: Anna) -> None:
     word = Introduction(certificate_der=carl.certificate_der, name="bert", addresses=())
     assert anna.newcomers.take(anna.id("bert"), word, carl.certificate_pem, doubted=False) is Verdict.JOINS
     with pytest.raises(AmbiguousPeerError, match=carl.device_id[:12]):
-        anna.newcomers.find("bert")
+        anna.pins.find("bert")
 
 
 def test_an_introduction_names_no_id_but_the_certificates(anna: Anna) -> None:
@@ -287,3 +287,73 @@ def test_an_introduction_names_no_id_but_the_certificates(anna: Anna) -> None:
     with pytest.raises(ValueError, match="another device's"):
         anna.newcomers.take(anna.id("bert"), word, pem, doubted=False)
     assert anna.trusted == {"bert": "anna"}
+
+
+def test_a_name_that_a_trusted_and_a_waiting_one_have_is_nobodys(anna: Anna) -> None:
+    """`unpair bert` removes neither: the trusted one was perhaps not meant."""
+    anna.pins.introductions = IntroductionPolicy.ASK
+    carl = anna.devices["carl"]
+    word = Introduction(certificate_der=carl.certificate_der, name="bert", addresses=())
+    assert anna.newcomers.take(anna.id("bert"), word, carl.certificate_pem, doubted=False) is Verdict.WAITS
+    with pytest.raises(AmbiguousPeerError, match=carl.device_id[:12]):
+        anna.pins.find("bert")
+    assert anna.pins.find_waiting("bert").device_id == carl.device_id, "`pair --accept` is about that one alone"
+
+
+@pytest.mark.parametrize("by", ["bert", "dora"])
+def test_who_waits_does_so_until_a_person_decides(anna: Anna, by: str) -> None:
+    """K2, K3: whatever else changes meanwhile: who doubted it is away since a restart, or words are taken again."""
+    anna.pairs("dora")
+    assert anna.hears("bert", "carl", doubted=True) is Verdict.WAITS
+    anna.restarts()
+    for policy in (IntroductionPolicy.ASK, IntroductionPolicy.ACCEPT):
+        anna.pins.introductions = policy
+        assert anna.hears(by, "carl") is not Verdict.JOINS
+    assert "carl" not in anna.trusted
+    anna.newcomers.accept("carl")
+    assert anna.trusted["carl"] == "bert"
+
+
+def said(anna: Anna, *names: str) -> Introductions:
+    words = (Introduction(certificate_der=anna.devices[n].certificate_der, name=n, addresses=AT) for n in names)
+    return Introductions(devices=tuple(words))
+
+
+def test_a_word_that_is_taken_back_ends_the_waiting(anna: Anna) -> None:
+    """Bert has removed carl meanwhile: nobody is asked about carl for ever. Dora's word stays, and who was taken in."""
+    anna.hears("bert", "emil")
+    anna.pairs("dora")
+    anna.pins.introductions = IntroductionPolicy.ASK
+    for by, about in (("bert", "carl"), ("dora", "carl"), ("bert", "fred")):
+        assert anna.hears(by, about) is Verdict.WAITS
+    anna.newcomers.withdraw(anna.id("bert"), said(anna, "fred"))
+    assert anna.waiting == [("carl", "dora"), ("fred", "bert")]
+    anna.newcomers.withdraw(anna.id("bert"), said(anna))
+    assert anna.waiting == [("carl", "dora")]
+    assert anna.trusted == {"bert": "anna", "dora": "anna", "emil": "bert"}
+
+
+def test_a_persons_yes_leaves_room_for_codes_as_well(anna: Anna, monkeypatch: pytest.MonkeyPatch) -> None:
+    """K6: 128 in all, those included that waited."""
+    assert anna.hears("bert", "carl", doubted=True) is Verdict.WAITS
+    monkeypatch.setattr(limits, "INTRODUCED_MAX", 1)
+    anna.hears("bert", "dora")
+    with pytest.raises(PinsError, match="unpair"):
+        anna.newcomers.accept("carl")
+    assert anna.trusted == {"bert": "anna", "dora": "bert"}
+    anna.removes("dora")
+    anna.newcomers.accept("carl")
+    assert "carl" in anna.trusted
+
+
+def test_of_two_words_about_one_that_waits_the_first_names_it(anna: Anna, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name that a screen shows is the one by which it is taken."""
+    anna.pairs("dora")
+    anna.pins.introductions = IntroductionPolicy.ASK
+    carl = anna.devices["carl"]
+    for by, name, now_s in (("bert", "zeta", 1.0), ("dora", "alpha", 2.0)):
+        monkeypatch.setattr("meshtraind.trust.newcomers.time.time", lambda now_s=now_s: now_s)
+        word = Introduction(certificate_der=carl.certificate_der, name=name, addresses=())
+        assert anna.newcomers.take(anna.id(by), word, carl.certificate_pem, doubted=False) is Verdict.WAITS
+    assert [pin.name for pin in anna.pins.waiting_once()] == ["zeta"]
+    assert anna.newcomers.accept("zeta").added_by == anna.id("bert")

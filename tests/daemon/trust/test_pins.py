@@ -101,8 +101,71 @@ def test_two_devices_of_one_name_are_ambiguous(table: PinTable, pins: tuple[Pin,
 def test_a_device_cannot_take_the_id_of_another_by_naming_itself_so(table: PinTable, pins: tuple[Pin, ...]) -> None:
     table.add(pins[0])
     table.add(Pin(pins[1].device_id, pins[0].device_id, pins[1].certificate_pem, 1.0, ME))
-    with pytest.raises(AmbiguousPeerError):
-        table.find(pins[0].device_id)
+    assert table.find(pins[0].device_id) == pins[0]
+
+
+@pytest.mark.parametrize("chars", [1, 8, 12, 63])
+def test_a_device_named_as_anothers_id_begins_is_not_taken_for_it(
+    table: PinTable, pins: tuple[Pin, ...], chars: int
+) -> None:
+    """A screen says `meshtrain unpair 1a2b3c4d` of a stolen laptop, and that laptop has introduced one called so."""
+    meant, decoy = pins[0], Pin(pins[1].device_id, pins[0].device_id[:chars], pins[1].certificate_pem, 1.0, ME)
+    table.add(meant)
+    table.add(decoy)
+    with pytest.raises(AmbiguousPeerError, match="write more of the id") as caught:
+        table.find(decoy.name)
+    assert all(pin.device_id[:12] in str(caught.value) for pin in (meant, decoy))
+    assert table.find(meant.device_id[: chars + 1]) == meant
+    assert table.find(decoy.device_id) == decoy
+
+
+def test_a_device_is_found_by_its_name_as_a_screen_shows_it(table: PinTable, pins: tuple[Pin, ...]) -> None:
+    table.add(Pin(pins[0].device_id, "bert\x1b[2J", pins[0].certificate_pem, 1.0, ME))
+    assert table.find("bert\\x1b[2J").device_id == pins[0].device_id
+
+
+def test_whoever_is_said_to_have_said_something_is_told_apart(table: PinTable, pins: tuple[Pin, ...]) -> None:
+    """ "added by twin" names one of two, also where the name is as long as it may be."""
+    table.add(pins[2])
+    for pin in pins[:2]:
+        table.add(Pin(pin.device_id, "twin", pin.certificate_pem, 1.0, ME))
+    assert [table.name_of(pin.device_id) for pin in pins[:2]] == [f"twin ({pin.device_id[:8]})" for pin in pins[:2]]
+    assert table.name_of(pins[2].device_id) == "laptop-2"
+    for pin in pins[:2]:
+        table.add(Pin(pin.device_id, "\n" * limits.NAME_CHARS_MAX, pin.certificate_pem, 1.0, ME))
+        assert len(table.name_of(pin.device_id)) == limits.NAME_CHARS_MAX
+    assert table.name_of(pins[0].device_id).endswith(f" ({pins[0].device_id[:8]})")
+
+
+def test_a_new_name_is_kept_and_told_and_the_same_one_is_not_written(path: Path, pins: tuple[Pin, ...]) -> None:
+    table = PinTable(path)
+    table.add(pins[0])
+    seen: list[str] = []
+    table.subscribe(lambda: seen.append(table.all()[0].name))
+    for name in ("attic", "attic"):
+        table.rename(pins[0].device_id, name)
+    with pytest.raises(ValueError, match="1 to 64 characters"):
+        table.rename(pins[0].device_id, "")
+    table.close()
+    table = PinTable(path)
+    assert seen == [table.all()[0].name] == ["attic"]
+    table.close()
+
+
+def test_a_full_disk_is_told_as_one_and_leaves_the_table_as_it_was(table: PinTable, pins: tuple[Pin, ...]) -> None:
+    """SQLite ends a transaction by itself where the disk is full."""
+    table.add(pins[0])
+    (pages,) = table._db.execute("PRAGMA page_count").fetchone()
+    table._db.execute(f"PRAGMA max_page_count = {pages}")
+    long = Pin(pins[1].device_id, "long", pins[1].certificate_pem + "\n" * 20_000, 1.0, ME)
+    for refused in (table.add, table.wait):
+        with pytest.raises(PinsError, match="full") as caught:
+            refused(long)
+        assert "rollback" not in str(caught.value)
+    assert (table.all(), table.waiting(), table.removed()) == ((pins[0],), (), ())
+    table._db.execute("PRAGMA max_page_count = 1000")
+    table.add(long)
+    assert len(table.all()) == 2
 
 
 def test_what_breaks_a_limit_is_refused(table: PinTable, pins: tuple[Pin, ...]) -> None:
