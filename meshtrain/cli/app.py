@@ -36,7 +36,7 @@ app.command(
 )(up)
 app.command(epilog=examples("meshtrain down"))(down)
 app.command(epilog=examples("meshtrain status", "meshtrain status -v", "meshtrain status --json"))(status)
-app.command(epilog=examples("meshtrain peers", "meshtrain peers --json"))(peers)
+app.command(epilog=examples("meshtrain peers", "meshtrain peers --measure", "meshtrain peers -v --json"))(peers)
 app.command(
     epilog=examples(
         "meshtrain pair",

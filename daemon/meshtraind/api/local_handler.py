@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from meshtraind.jobs.queries import JobQueries
 from meshtraind.jobs.routing import JobRouter
+from meshtraind.measuring.measuring import Measuring
 from meshtraind.peers.links import Link
 from meshtraind.peers.mesh import Mesh
 from meshtraind.transport.connection import Connection, Emit, RequestFailed
@@ -21,6 +22,7 @@ from meshwire.messages.local import (
     GetStatus,
     Leave,
     LinkTraffic,
+    MeasureLinks,
     PairAccept,
     PairHost,
     PairJoin,
@@ -51,12 +53,14 @@ class LocalHandler:
         mesh: Mesh,
         jobs: JobRouter,
         questions: JobQueries,
+        measuring: Measuring,
         shutdown: Callable[[], None],
         warnings: tuple[str, ...] = (),
     ) -> None:
         self._mesh = mesh
         self._jobs = jobs
         self._questions = questions
+        self._measuring = measuring
         self._shutdown = shutdown
         self._warnings = warnings
 
@@ -105,7 +109,9 @@ class LocalHandler:
             case GetStatus():
                 return self._status()
             case GetPeers():
-                return Peers(peers=mesh.peers())
+                return Peers(peers=self._measuring.with_figures(mesh.peers()))
+            case MeasureLinks():
+                return await self._measuring.measure(body.devices, emit)
             case GetJobs():
                 return Found(jobs=await questions.find(body.prefix))
             case Submit() | Resubmit():
