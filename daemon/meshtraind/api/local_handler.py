@@ -9,12 +9,15 @@ from meshtraind.jobs.routing import JobRouter
 from meshtraind.measuring.measuring import Measuring
 from meshtraind.peers.links import Link
 from meshtraind.peers.mesh import Mesh
+from meshtraind.peers.selection import devices_together
 from meshtraind.transport.connection import Connection, Emit, RequestFailed
 from meshwire.frames.header import Header
 from meshwire.message_base import Wire
 from meshwire.messages.envelope import Done
 from meshwire.messages.job import Fetch, Found, ListCheckpoints, ListOutputs
+from meshwire.messages.link import LinkedDevices
 from meshwire.messages.local import (
+    AskTogether,
     Attach,
     Cancel,
     GetJobs,
@@ -110,6 +113,8 @@ class LocalHandler:
                 return self._status()
             case GetPeers():
                 return Peers(peers=self._measuring.with_figures(mesh.peers()))
+            case AskTogether():
+                return LinkedDevices(devices=await devices_together(mesh.node))
             case MeasureLinks():
                 return await self._measuring.measure(body.devices, emit)
             case GetJobs():

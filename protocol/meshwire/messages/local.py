@@ -128,6 +128,11 @@ class Peers(Wire):
     peers: tuple[PeerSummary, ...]
 
 
+@message("ask.together")
+class AskTogether(Wire):
+    """Request: which devices a job would run on now, in ring order. Reply: `meshwire.messages.link.LinkedDevices`."""
+
+
 @message("measure.links")
 class MeasureLinks(Wire):
     """Request: measure the links to these devices; empty: to all that are linked. Events: `MeasureProgress`. Reply:

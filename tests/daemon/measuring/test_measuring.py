@@ -195,6 +195,8 @@ async def test_a_job_on_either_side_refuses_and_says_where_it_runs() -> None:
             await measured(anna)
         assert not bert.received_bytes
         assert not anna.received_bytes
+        anna.running = 0
+        assert await measured(anna) == LinksMeasured(failed=()), "a refusal costs no rest"
 
 
 @pytest.mark.parametrize("busy", ["anna", "bert"])
