@@ -40,21 +40,28 @@ class Goodput:
 
 
 class ProbeWindow:
-    """How much of a leg may be sent now: a window beyond what has come, which grows as long as that comes soon.
+    """How much of a leg may be sent now: a window beyond what has come.
+
+    It grows as long as that comes soon; where a leg one way is known, it is what that fills, and stays so: words on
+    what has come are late themselves, behind chunks that go their way.
 
     Args:
         rtt_s: of the link, without load.
+        before: the window of a leg in which this end alone has sent.
 
     Attributes:
         sent_bytes: so far.
         goodput: of what the other end has taken.
     """
 
-    def __init__(self, began_s: float, rtt_s: float) -> None:
+    def __init__(self, began_s: float, rtt_s: float, before: "ProbeWindow | None" = None) -> None:
         self.sent_bytes = 0
         self.goodput = Goodput(began_s)
         self._window_bytes = WINDOW_BYTES_MIN
         self._soon_s = rtt_s + WINDOW_S
+        self._grows = before is None
+        if before is not None and (rate := before.goodput.bytes_s) is not None:
+            self._window_bytes = _within_limits(int(rate * (rtt_s + 2 * WINDOW_S)))
         self._under_way: deque[tuple[int, float]] = deque()  # what had been sent in all, and when
 
     @property
@@ -82,6 +89,11 @@ class ProbeWindow:
         sent_s = now_s
         while self._under_way and self._under_way[0][0] <= total_bytes:
             sent_s = self._under_way.popleft()[1]
-        change = GROWTH * newly_bytes if now_s - sent_s <= self._soon_s else -newly_bytes
-        self._window_bytes = min(max(self._window_bytes + change, WINDOW_BYTES_MIN), WINDOW_BYTES_MAX)
+        if self._grows:
+            change = GROWTH * newly_bytes if now_s - sent_s <= self._soon_s else -newly_bytes
+            self._window_bytes = _within_limits(self._window_bytes + change)
         return None
+
+
+def _within_limits(window_bytes: int) -> int:
+    return min(max(window_bytes, WINDOW_BYTES_MIN), WINDOW_BYTES_MAX)

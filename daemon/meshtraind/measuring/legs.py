@@ -187,7 +187,8 @@ class Legs:
         """Sends chunks for as long as a leg lasts, but no more than has been taken and a window."""
         self.doing = f"{self._name} to take what is sent"
         connection = self._connection
-        window = self._windows[leg] = ProbeWindow(time.monotonic(), rtt_s)
+        before = next(iter(self._windows.values()), None)
+        window = self._windows[leg] = ProbeWindow(time.monotonic(), rtt_s, before)
         until_s = time.monotonic() + limits.MEASURE_LEG_S
         unsubscribe = connection.on_writable(self._changed.set)
         try:

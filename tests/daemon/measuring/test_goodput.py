@@ -83,3 +83,19 @@ def test_too_little_is_no_rate() -> None:
     assert goodput.bytes_s is None
     goodput.came(5000, 1.0)
     assert goodput.bytes_s is None, "all at once"
+
+
+def test_where_both_send_the_window_is_what_the_leg_before_filled() -> None:
+    """Words on what has come are late there, and say nothing of the link."""
+    link = SlowLink(1e6, 0.002)
+    link.send(limits.MEASURE_LEG_S)
+    window = ProbeWindow(0.0, 0.002, link.window)
+    sent = []
+    while size := window.next_bytes():
+        window.sent(size, 0.0)
+        sent.append(size)
+    assert window.sent_bytes == pytest.approx(1e6 * 0.102, rel=0.25)
+    assert window.taken(sent[0], 10.0) is None
+    assert window.next_bytes() == sent[0]
+    nothing = ProbeWindow(0.0, 0.0, ProbeWindow(0.0, 0.0))
+    assert nothing.next_bytes() * 4 == WINDOW_BYTES_MIN, "a leg that told nothing"
