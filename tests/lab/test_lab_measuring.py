@@ -9,8 +9,8 @@ import pytest
 
 from meshtraind.transport.connection import Connection
 from meshwire.planning.measured_link import MeasuredLink
-from tests.daemon.connectionpair import trusts
-from tests.daemon.measuring.test_measuring import ANNA, BERT, DEADLINE_S, Device, measured
+from tests.daemon.connectionpair import DEADLINE_S, trusts
+from tests.daemon.measuring.test_measuring import ANNA, BERT, Device, measured
 from tests.daemon.waiting import until
 from tests.lab.lab import Lab, lab_unavailable
 from tests.lab.links import Cell

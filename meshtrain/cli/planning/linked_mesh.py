@@ -17,6 +17,7 @@ from meshwire.messages.local import AskTogether, GetPeers, GetStatus, Peers, Pee
 from meshwire.planning.measured_link import MeasuredLink
 from meshwire.text import printable
 
+LOOPBACK = ("127.", "[::1]:")  # as addresses begin
 FRESH_S = 600.0  # a figure that is older is measured again: people walk about with laptops
 
 
@@ -112,6 +113,9 @@ def assumptions(others: Sequence[PeerSummary]) -> list[str]:
     differ = [f"{printable(peer.name)} has {peer.cores}" for peer in others if peer.cores not in (None, own)]
     if differ:
         notes = [f"{notes[0]} They may not: this one has {own} cores, {', '.join(differ)}."]
+    here = [printable(peer.name) for peer in others if (peer.address or "").startswith(LOOPBACK)]
+    if here:
+        notes.append(f"On this very machine: {', '.join(here)}. Its processor is shared, which no figure here counts.")
     if len(others) > 1:
         notes.append("Links between two others were not measured, and count as theirs with this one.")
     return notes

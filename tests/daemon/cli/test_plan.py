@@ -68,6 +68,7 @@ class FakeMesh:
         self.together: tuple[str, ...] | None = None
         self.without_torch: set[str] = set()
         self.names = dict(NAMES)
+        self.addresses: dict[str, str] = {}
         endpoint.answers |= {
             GetStatus: STATUS,
             GetPeers: lambda _body, _emit: Peers(peers=tuple(map(self._peer, self.mbit))),
@@ -81,7 +82,7 @@ class FakeMesh:
             device=device,
             name=self.names[device],
             state="linked",
-            address=None,
+            address=self.addresses.get(device),
             rtt_s=0.001,
             software=SOFTWARE.model_copy(update={"torch": torch}),
             cores=CORES,
@@ -199,6 +200,11 @@ def test_who_could_not_be_in_a_job_is_left_out_and_named(mesh: FakeMesh, endpoin
     assert "carl is left out: it has no torch, or no link to one of the others" in shown.stderr
     assert asked(endpoint) == [(BERT,)]
     assert "--on" not in shown.stderr, "submit leaves it out by itself"
+
+
+def test_daemons_on_one_machine_are_told_that_they_share_it(mesh: FakeMesh) -> None:
+    mesh.mbit, mesh.addresses = {BERT: 1000.0, CARL: 1000.0}, {BERT: "127.0.0.1:29611", CARL: "192.168.1.127:29610"}
+    assert "On this very machine: bert. Its processor is shared" in run("plan", "train.py").stderr
 
 
 def test_what_is_the_scripts_own_is_on_the_line_as_it_was_typed(mesh: FakeMesh, tmp_path: Path) -> None:
