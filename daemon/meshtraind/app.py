@@ -19,6 +19,7 @@ from meshtraind.api.rundir import RunDir, RunDirError
 from meshtraind.jobs.queries import JobQueries
 from meshtraind.jobs.routing import JobRouter
 from meshtraind.learner.software import installed_software, memory_bytes
+from meshtraind.measuring.measuring import Measuring
 from meshtraind.peers.interfaces import InterfaceError, usable_interfaces
 from meshtraind.peers.introducer import Introducer
 from meshtraind.peers.links import Links, ListenError
@@ -179,12 +180,14 @@ class App:
             self.mesh = Mesh(node, identity, pins, book, links, introducer, settings)
             self.jobs = JobRouter(node, links)
             queries = JobQueries(node, self.jobs.registry, self.jobs.admission)
-            local = LocalHandler(self.mesh, self.jobs, queries, self.request_stop, rundir.notes)
+            measuring = Measuring(node, self.jobs.registry)
+            local = LocalHandler(self.mesh, self.jobs, queries, measuring, self.request_stop, rundir.notes)
             async with AsyncExitStack() as started:
                 started.push_async_callback(links.close)
                 started.push_async_callback(introducer.close)
                 introducer.start()
-                await links.start(PeerHandler(node, self.jobs, queries, introducer))
+                await links.start(PeerHandler(node, self.jobs, queries, introducer, measuring))
+                started.push_async_callback(measuring.close)
                 started.push_async_callback(endpoint.close)
                 await endpoint.start(local)
                 started.push_async_callback(self.mesh.stop)

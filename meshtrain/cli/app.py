@@ -12,11 +12,11 @@ from meshtrain.cli.commands.init import init
 from meshtrain.cli.commands.jobs import cancel, jobs, leave
 from meshtrain.cli.commands.logs import logs
 from meshtrain.cli.commands.mesh import pair, peers, status, unpair
+from meshtrain.cli.commands.planning import plan, whatif
 from meshtrain.cli.commands.submit import submit
 from meshtrain.cli.commands.top import top
 from meshtrain.cli.commands.topology import topology
 from meshtrain.cli.commands.version import root, version
-from meshtrain.cli.commands.whatif import whatif
 from meshtrain.cli.ui.options import Grouped, examples
 
 SETTINGS = {"help_option_names": ["--help", "-h"]}
@@ -36,7 +36,7 @@ app.command(
 )(up)
 app.command(epilog=examples("meshtrain down"))(down)
 app.command(epilog=examples("meshtrain status", "meshtrain status -v", "meshtrain status --json"))(status)
-app.command(epilog=examples("meshtrain peers", "meshtrain peers --json"))(peers)
+app.command(epilog=examples("meshtrain peers", "meshtrain peers --measure", "meshtrain peers -v --json"))(peers)
 app.command(
     epilog=examples(
         "meshtrain pair",
@@ -66,6 +66,15 @@ app.command(
     # Everything after the script is the script's, `--help` too.
     context_settings=SETTINGS | {"allow_interspersed_args": False},
 )(submit)
+app.command(
+    epilog=examples(
+        "meshtrain plan train.py",
+        "meshtrain plan --quality fast train.py --batch-size 32",
+        "meshtrain plan --json --measure train.py",
+    ),
+    # As with submit: everything after the script is the script's.
+    context_settings=SETTINGS | {"allow_interspersed_args": False},
+)(plan)
 app.command(
     epilog=examples(
         "meshtrain whatif train.py",

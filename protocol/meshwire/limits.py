@@ -24,6 +24,13 @@ LOG_FILE_BYTES_MAX = 8 * MIB  # of the daemon; the one before is kept too. Weeks
 RUN_FILE_BYTES_MAX = 16 * KIB  # DATA/run/daemon.json
 HANDSHAKES_MAX = 32  # connections that have not said hello yet, over all addresses; guests of a pairing are among them
 
+# Measuring a link (W7)
+MEASURE_S_MAX = 2.0  # of one link, all in all: nobody waits longer for a figure
+MEASURE_LEG_S = 0.4  # for which chunks are sent, one way or both
+MEASURE_LEG_BYTES_MAX = 64 * MIB  # in one such leg: a tenth of a second of what the fastest links take
+MEASURE_PAUSE_S = 3.0  # after one that others have asked for: they may take two fifths of a link, and no more
+GOODPUT_BYTES_S_MAX = 1e12  # of any link: what is said to be faster was not measured
+
 # Mesh and jobs
 TOPOLOGY_CHARS_MAX = 256  # of a topology as typed: a name, and up to MEMBERS_MAX ranks of two digits
 MEMBERS_MAX = 64  # contributors are one u64 bitmap by rank

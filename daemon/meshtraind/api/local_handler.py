@@ -6,14 +6,18 @@ from collections.abc import Callable
 
 from meshtraind.jobs.queries import JobQueries
 from meshtraind.jobs.routing import JobRouter
+from meshtraind.measuring.measuring import Measuring
 from meshtraind.peers.links import Link
 from meshtraind.peers.mesh import Mesh
+from meshtraind.peers.selection import devices_together
 from meshtraind.transport.connection import Connection, Emit, RequestFailed
 from meshwire.frames.header import Header
 from meshwire.message_base import Wire
 from meshwire.messages.envelope import Done
 from meshwire.messages.job import Fetch, Found, ListCheckpoints, ListOutputs
+from meshwire.messages.link import LinkedDevices
 from meshwire.messages.local import (
+    AskTogether,
     Attach,
     Cancel,
     GetJobs,
@@ -21,6 +25,7 @@ from meshwire.messages.local import (
     GetStatus,
     Leave,
     LinkTraffic,
+    MeasureLinks,
     PairAccept,
     PairHost,
     PairJoin,
@@ -52,12 +57,14 @@ class LocalHandler:
         mesh: Mesh,
         jobs: JobRouter,
         questions: JobQueries,
+        measuring: Measuring,
         shutdown: Callable[[], None],
         warnings: tuple[str, ...] = (),
     ) -> None:
         self._mesh = mesh
         self._jobs = jobs
         self._questions = questions
+        self._measuring = measuring
         self._shutdown = shutdown
         self._warnings = warnings
 
@@ -106,7 +113,11 @@ class LocalHandler:
             case GetStatus():
                 return self._status()
             case GetPeers():
-                return Peers(peers=mesh.peers())
+                return Peers(peers=self._measuring.with_figures(mesh.peers()))
+            case AskTogether():
+                return LinkedDevices(devices=await devices_together(mesh.node))
+            case MeasureLinks():
+                return await self._measuring.measure(body.devices, emit)
             case GetJobs():
                 return Found(jobs=await questions.find(body.prefix))
             case Submit() | Resubmit():

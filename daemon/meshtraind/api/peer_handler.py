@@ -4,6 +4,7 @@ import logging
 
 from meshtraind.jobs.queries import JobQueries
 from meshtraind.jobs.routing import JobRouter
+from meshtraind.measuring.measuring import Measuring
 from meshtraind.peers.introducer import Introducer
 from meshtraind.peers.links import Link
 from meshtraind.peers.node import Node
@@ -15,6 +16,7 @@ from meshwire.messages.generation import AskModel, AskState, CatchUp, FetchRound
 from meshwire.messages.job import AskCheckpoint, Fetch, Find, Found, ListCheckpoints, ListOutputs, Offer, Prepare
 from meshwire.messages.link import AskLinked, Introductions, LinkedDevices
 from meshwire.messages.local import Cancel
+from meshwire.messages.measuring import MeasureLink, ProbeEnd, ProbeTaken
 
 log = logging.getLogger(__name__)
 
@@ -22,21 +24,32 @@ log = logging.getLogger(__name__)
 class PeerHandler:
     """What other daemons say, ask and do: everything that their links bring goes through here to the jobs."""
 
-    def __init__(self, node: Node, jobs: JobRouter, questions: JobQueries, introducer: Introducer) -> None:
+    def __init__(
+        self, node: Node, jobs: JobRouter, questions: JobQueries, introducer: Introducer, measuring: Measuring
+    ) -> None:
         self._node = node
         self._jobs = jobs
         self._questions = questions
         self._introducer = introducer
+        self._measuring = measuring
 
     def chunk_announced(self, conn: Connection, header: Header) -> memoryview | str | None:
+        if not header.job:
+            return self._measuring.chunk_announced(_device(conn), header)
         return self._jobs.chunk_announced(_device(conn), header)
 
     def chunk_received(self, conn: Connection, header: Header) -> None:
+        if not header.job:
+            self._measuring.chunk_received(_device(conn), header)
+            return
         self._jobs.chunk_received(_device(conn), header)
 
     def notice(self, conn: Connection, header: Header, body: Wire) -> None:
         if isinstance(body, Introductions):
             self._introducer.heard(_device(conn), body)
+            return
+        if isinstance(body, ProbeTaken | ProbeEnd):
+            self._measuring.heard(_device(conn), body)
             return
         wrong = self._jobs.notice(_device(conn), header, body)
         if wrong is not None:
@@ -65,6 +78,8 @@ class PeerHandler:
                 return Done()
             case AskLinked():
                 return LinkedDevices(devices=tuple(self._node.links))
+            case MeasureLink():
+                return await self._measuring.answer(conn, body, emit)
             case CatchUp() | FetchRound() | AskModel() | AskState():
                 return await self._jobs.answer_member(_device(conn), body)
         raise RequestFailed(f"a peer may not ask for {type(body).__name__}")

@@ -3,8 +3,12 @@
 import ipaddress
 import re
 import socket
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+SYSTEM_INTERFACES = Path("/sys/class/net")
 
 # Bridges and virtual switches lead to containers, tunnels to other networks: peers cannot be reached at the
 # addresses that this machine has there. Whoever wants one names it.
@@ -78,6 +82,17 @@ def likely_addresses(named: Sequence[str], listen_host: str) -> tuple[str, ...]:
             ipv4 = [address for address in found if ipaddress.ip_address(address).version == 4]
             return tuple(sorted(dict.fromkeys(ipv4 or found), key=lambda address: address != on_route))
     return (listen_host,)
+
+
+def is_wired(address: str | None) -> bool | None:
+    """Whether the interface with this address of this machine has a cable; None where the system does not say: it is
+    no Linux, or the interface is no device, as loopback and tunnels are none."""
+    if address is None or sys.platform != "linux":
+        return None
+    name = next((name for name, interface in _interfaces_up().items() if address in interface.addresses), None)
+    if name is None or not (SYSTEM_INTERFACES / name / "device").exists():
+        return None
+    return not ((SYSTEM_INTERFACES / name / "wireless").exists() or (SYSTEM_INTERFACES / name / "phy80211").exists())
 
 
 def own_addresses() -> frozenset[str]:

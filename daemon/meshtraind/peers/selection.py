@@ -62,6 +62,14 @@ def _is_link(one: str, other: str, linked: Mapping[str, Collection[str]]) -> boo
     return other in linked.get(one, ()) and one in linked.get(other, ())
 
 
+async def devices_together(node: Node) -> tuple[str, ...]:
+    """The devices that `submit` takes where nobody is named: with torch, and all linked with each other."""
+    links = sorted(node.links.values(), key=lambda link: link.hello.name)
+    with_torch = [(node.device, node.software), *((link.device, link.hello.software) for link in links)]
+    devices = [device for device, software in with_torch if software.torch is not None]
+    return linked_together(devices, await ask_who_is_linked(node))[0]
+
+
 def absences(away: Mapping[str, str], unlinkable: Mapping[str, str]) -> list[str]:
     """Notes on the paired devices that are not linked with this one, and so not in the job."""
     if not away:

@@ -179,6 +179,12 @@ class Connection(asyncio.BufferedProtocol):
         there = self._transport.get_extra_info("peername") if self._transport is not None else None
         return there[0] if isinstance(there, tuple) else None
 
+    @property
+    def local_host(self) -> str | None:
+        """IP address of this end; None where `remote_host` is."""
+        here = self._transport.get_extra_info("sockname") if self._transport is not None else None
+        return here[0] if isinstance(here, tuple) else None
+
     def ssl_object(self) -> ssl.SSLObject:
         """TLS's state, of which the peer's certificate is asked; the connection must be open and have TLS."""
         if self._transport is None:

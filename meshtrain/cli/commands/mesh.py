@@ -8,14 +8,17 @@ from typing import Annotated
 import typer
 
 from meshtrain.cli.pictures.qr import qr_lines, shows_qr
+from meshtrain.cli.planning.measured_links import measure_links, print_links
 from meshtrain.cli.ui.completion import complete_peers
 from meshtrain.cli.ui.connection import ask, connected
 from meshtrain.cli.ui.errors import BadCommandLine, reported
-from meshtrain.cli.ui.exits import EXIT_INTERRUPTED
+from meshtrain.cli.ui.exits import EXIT_FAILED, EXIT_INTERRUPTED
 from meshtrain.cli.ui.job import has_ended, list_jobs
 from meshtrain.cli.ui.options import DataDir, Json
 from meshtrain.cli.ui.peer_table import print_peers
+from meshtrain.cli.ui.progress import Stages
 from meshtrain.cli.ui.terminal import human_seconds, human_step, plain, print_json, print_table, printable_lines, say
+from meshtrain.client import Client
 from meshwire.addresses import DEFAULT_PORT, Address
 from meshwire.jobs.files import human_bytes
 from meshwire.jobs.partition_wait import NEVER, PATIENCES, partition_wait_s
@@ -153,25 +156,49 @@ def _software(software: Software) -> str:
 
 
 @reported
-def peers(data_dir: DataDir = None, json: Json = False) -> None:
+def peers(
+    data_dir: DataDir = None,
+    json: Json = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Also what the links were measured to carry.")
+    ] = False,
+    measure: Annotated[
+        bool,
+        typer.Option("--measure", help="Measure the links first, two seconds each at most; not while a job runs."),
+    ] = False,
+) -> None:
     """List the other devices. STATE: linked, paired (but away), waiting (for your word), or seen on this network (not
     paired). ADDED BY: a code that was typed here, or the paired device that has introduced it.
+
+    With -v or --measure also what each link was measured to carry, in Mbit/s: what this device SENDS and RECEIVES, one
+    at a time and both AT ONCE, and the round trip without and under load.
     """
     with connected(data_dir) as client:
+        failed = _measure(client) if measure else ()
         reply = ask(client, GetPeers(), Peers, name="peers")
     if json:
         print_json([plain(peer) for peer in reply.peers])
-        return
-    if not reply.peers:
+    elif not reply.peers:
         say("No other device is known. Add one: meshtrain pair")
-        return
-    print_table(
-        ("NAME", "ID", "STATE", "ADDED BY", "ADDRESS", "RTT", "CORES", "MEMORY", "SOFTWARE"),
-        [_peer_row(peer) for peer in reply.peers],
-    )
-    for peer in reply.peers:
-        if peer.refused is not None:
-            say(f"warning: {printable_lines(peer.refused)}", style="yellow")
+    else:
+        print_table(
+            ("NAME", "ID", "STATE", "ADDED BY", "ADDRESS", "RTT", "CORES", "MEMORY", "SOFTWARE"),
+            [_peer_row(peer) for peer in reply.peers],
+        )
+        if verbose or measure:
+            print_links(reply.peers, time.time())
+        for peer in reply.peers:
+            if peer.refused is not None:
+                say(f"warning: {printable_lines(peer.refused)}", style="yellow")
+    for name, why in failed:
+        say(f"{printable(name)} was not measured: {printable_lines(why)}", style="yellow")
+    if failed:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _measure(client: Client) -> tuple[tuple[str, str], ...]:
+    with Stages() as stages:
+        return measure_links(client, (), stages)
 
 
 def _peer_row(peer: PeerSummary) -> tuple[str, ...]:

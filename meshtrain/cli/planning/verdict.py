@@ -6,6 +6,7 @@ from typing import Any
 from meshwire.codecs.registry import FP32
 from meshwire.collectives.strategy import collective_for
 from meshwire.jobs.files import human_bytes
+from meshwire.planning.mesh_plan import PAYS_FROM
 from meshwire.planning.price import Binds, Price, Pricing
 from meshwire.planning.quality import Quality
 from meshwire.planning.step_trace import StepTrace
@@ -14,7 +15,6 @@ from meshwire.planning.what_if import Cell, WhatIf
 COLUMNS = ("MBIT/S", "LAPTOPS", "BEST", "SAMPLES/S", "OF ONE", "WAITS FOR", "WITHOUT FLAGS")
 TWICE = 2.0
 NEARLY_TWICE = 1.8  # what two can come to
-LEVEL = 1.05  # of one alone: less is not worth a second laptop, and less than the prediction is sure of
 NETWORK = (Binds.LINK, Binds.AIR, Binds.LATENCY)
 WAITS_FOR = {
     Binds.COMPUTE: "computing",
@@ -80,7 +80,7 @@ def rows(cells: Sequence[Cell]) -> list[tuple[str, ...]]:
         (
             mbit(cell.bytes_s),
             str(cell.peers),
-            "train alone" if cell.best.against_one < LEVEL else flags(cell.best),
+            "train alone" if cell.best.against_one < PAYS_FROM else flags(cell.best),
             number(cell.best.samples_s),
             times(cell.best.against_one),
             WAITS_FOR[cell.waits_for],
@@ -127,7 +127,7 @@ def _rate_needed(whatif: WhatIf, cells: Sequence[Cell]) -> str:
 def _alone(whatif: WhatIf, cells: Sequence[Cell]) -> str | None:
     """Where one laptop is better alone, by how much, and what would change that."""
     rates = sorted({cell.bytes_s for cell in cells})
-    lost = [rate for rate in rates if all(cell.best.against_one < LEVEL for cell in cells if cell.bytes_s == rate)]
+    lost = [rate for rate in rates if all(cell.best.against_one < PAYS_FROM for cell in cells if cell.bytes_s == rate)]
     if not lost:
         return None
     nearest = max((cell for cell in cells if cell.bytes_s == lost[-1]), key=lambda cell: cell.best.against_one)
@@ -137,7 +137,7 @@ def _alone(whatif: WhatIf, cells: Sequence[Cell]) -> str | None:
     if whatif.quality is Quality.FAST:
         return text
     fast = whatif.best(nearest.bytes_s, peers, Quality.FAST)
-    if fast.against_one < LEVEL:
+    if fast.against_one < PAYS_FROM:
         return f"{text} --quality fast does not change that ({times(fast.against_one)})."
     return f"{text} With --quality fast they do {times(fast.against_one)}: {flags(fast)}."
 

@@ -44,6 +44,11 @@ class NotMeasured(Exception):
         super().__init__(text)
         self.failed = failed
 
+    def of_steps(self, script: str) -> CliError:
+        """What a person is told where its steps were to be timed."""
+        prepared = f"mt.prepare in {script}, and {TRACED_STEPS_MIN} steps or more behind it (README, Your own script)"
+        return CliError(str(self), f"python {script}, which should run by itself" if self.failed else prepared)
+
 
 def measure(
     root: Path,

@@ -24,6 +24,7 @@ from meshwire.messages.job import (
     TopologyName,
 )
 from meshwire.messages.link import Software, Version
+from meshwire.planning.measured_link import MeasuredLink
 
 Chosen = tuple[Annotated[str, Field(max_length=64)], ...]  # peers by name or id prefix
 AnyPath = Annotated[str, Field(min_length=1, max_length=limits.PATH_CHARS_MAX)]  # on this machine
@@ -117,6 +118,7 @@ class PeerSummary(Wire):
     memory_bytes: int | None
     refused: Text | None = None  # of a paired one that answers: why there is no link
     added_by: Name | None = None  # who has introduced it; None: a code was typed here, or it is not paired
+    measured: MeasuredLink | None = None  # what the link carried, when that was asked for last (W7)
 
 
 @message("peers")
@@ -124,6 +126,36 @@ class Peers(Wire):
     """Reply to `GetPeers`, without this device."""
 
     peers: tuple[PeerSummary, ...]
+
+
+@message("ask.together")
+class AskTogether(Wire):
+    """Request: which devices a job would run on now, in ring order. Reply: `meshwire.messages.link.LinkedDevices`."""
+
+
+@message("measure.links")
+class MeasureLinks(Wire):
+    """Request: measure the links to these devices; empty: to all that are linked. Events: `MeasureProgress`. Reply:
+    `LinksMeasured`; the figures are in `Peers`.
+    """
+
+    devices: Annotated[tuple[DeviceId, ...], Field(max_length=limits.PEERS_MAX)] = ()
+
+
+@message("measure.progress")
+class MeasureProgress(Wire):
+    """Event: the link to this device is next."""
+
+    name: Name
+    done: int
+    total: int
+
+
+@message("links.measured")
+class LinksMeasured(Wire):
+    """Reply: whose links could not be measured, by name, and why."""
+
+    failed: tuple[tuple[Name, Text], ...]
 
 
 @message("pair.host")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from meshtrain.cli.commands import whatif as command
+from meshtrain.cli.commands import planning as command
 from meshtrain.cli.planning import codec_prices as prices_module
 from meshtrain.cli.planning import other_programs
 from meshtrain.cli.planning.codec_prices import codec_prices

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshtraind.peers import selection
-from meshtraind.peers.selection import absences, ask_who_is_linked, choose_members, linked_together
+from meshtraind.peers.selection import absences, ask_who_is_linked, choose_members, devices_together, linked_together
 from meshtraind.transport.connection import ConnectionEnded, RequestFailed
 from meshwire.message_base import Wire
 from meshwire.messages.job import Member
@@ -131,3 +131,24 @@ async def test_all_are_asked_at_once_and_a_silent_one_costs_its_deadline_alone(m
     known = node()
     known.links = {BERT: link(LinkedDevices(devices=(CARL,))), CARL: link(None), DORA: link(ConnectionEnded("gone"))}
     assert await ask_who_is_linked(known) == {ANNA: {BERT}, BERT: {ANNA, CARL}}
+
+
+@pytest.mark.asyncio
+async def test_a_plan_is_for_those_that_submit_would_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In ring order; who has no torch, or lacks a link, is not among them."""
+    anna = node(CARL, BERT, DORA)
+    anna.links[DORA].hello.software = SOFTWARE.model_copy(update={"torch": None})
+    for device, link in anna.links.items():
+        link.device = device
+
+    async def linked(_: Any) -> dict[str, set[str]]:
+        return all_linked(ANNA, BERT, CARL, DORA)
+
+    monkeypatch.setattr(selection, "ask_who_is_linked", linked)
+    assert await devices_together(anna) == (ANNA, BERT, CARL)
+
+    async def apart(_: Any) -> dict[str, set[str]]:
+        return without(all_linked(ANNA, BERT, CARL, DORA), (BERT, CARL))
+
+    monkeypatch.setattr(selection, "ask_who_is_linked", apart)
+    assert await devices_together(anna) == (ANNA, BERT)

@@ -272,7 +272,7 @@ async def test_lists_that_peers_ask_for_leave_the_loop_to_others(history: JobHis
     node: Any = SimpleNamespace(history=history)
     coming = SimpleNamespace(waiting=lambda _job: None, comes_back=lambda _job: False)
     registry: Any = SimpleNamespace(jobs={})
-    peers = PeerHandler(node, registry, JobQueries(node, registry, cast(Any, coming)), cast(Any, None))
+    peers = PeerHandler(node, registry, JobQueries(node, registry, cast(Any, coming)), cast(Any, None), cast(Any, None))
     loop = asyncio.get_running_loop()
     turns, listed_at = 0, []
 

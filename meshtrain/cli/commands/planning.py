@@ -1,4 +1,5 @@
-"""`whatif`: is the network the bottleneck for this model?"""
+"""`plan`: who should train a script together, and how, on the mesh that is there; `whatif`: is the network the
+bottleneck for its model?"""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,24 +7,110 @@ from typing import Annotated
 import typer
 
 from meshtrain.cli.planning.codec_prices import codec_prices
+from meshtrain.cli.planning.linked_mesh import assumptions, find_mesh
+from meshtrain.cli.planning.mesh_verdict import COLUMNS as PLAN_COLUMNS
+from meshtrain.cli.planning.mesh_verdict import (
+    Planned,
+    devices_of,
+    mesh_document,
+    mesh_rows,
+    reason,
+    submit_line,
+)
 from meshtrain.cli.planning.other_programs import OtherPrograms
 from meshtrain.cli.planning.verdict import COLUMNS, document, introduction, rows, verdict
-from meshtrain.cli.submission.measuring import TRACED_STEPS_MIN, NotMeasured, trace
+from meshtrain.cli.submission.measuring import NotMeasured, trace
 from meshtrain.cli.submission.shipping import DATA_FOLDER, relative_script
-from meshtrain.cli.ui.errors import BadCommandLine, CliError, reported
+from meshtrain.cli.ui.errors import BadCommandLine, reported
 from meshtrain.cli.ui.options import DataDir, Json
 from meshtrain.cli.ui.progress import Stages
 from meshtrain.cli.ui.terminal import print_json, print_table, say
 from meshwire import limits
+from meshwire.planning.mesh_plan import MeshPlan, Option, fastest
 from meshwire.planning.network import Network, cables, cell
 from meshwire.planning.price import Pricing
 from meshwire.planning.quality import EVIDENCE, Quality
 from meshwire.planning.what_if import Cell, WhatIf
+from meshwire.text import printable
 
 CELL_RTT_MS = 5.0
 WIRED_RTT_MS = 0.5
 MBIT_MIN, MBIT_MAX = 0.1, 1e6
 RTT_MS_MAX = 10_000.0
+
+
+@reported
+def plan(
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="The training script, in the working directory.")],
+    args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="The script's own.")] = None,
+    quality: Annotated[
+        Quality,
+        typer.Option(
+            "--quality",
+            help="exact: the exact mean in every step. safe: no loss beyond the noise of seeds in our measurements. "
+            "fast: all that was measured, but what was far behind.",
+        ),
+    ] = Quality.SAFE,
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="DIR", help="What mt.data_dir() is; ./data if there is one.")
+    ] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure all links again, also those that were within ten minutes.")
+    ] = False,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Choose who should train SCRIPT together, and how, on the laptops that are linked now.
+
+    Measures the link to each of them (two seconds each at most), runs SCRIPT here for a few steps (about ten seconds),
+    and plays a step with every codec and mode whose loss we have measured, over every topology, on every group of these
+    laptops. Shows the best of the wished quality for each group beside one laptop alone, what it chooses and why, and
+    the line to run; train alone where that is faster. Not while a job runs, here or there.
+
+    The others are taken to compute as fast as this one, and links between them to be as fast as theirs with this one.
+    """
+    root = Path.cwd()
+    relative = relative_script(root, script)
+    typed_data = None if data is None else str(data)
+    if data is None and (root / DATA_FOLDER).is_dir():
+        data = Path(DATA_FOLDER)
+    with Stages() as stages:
+        there = find_mesh(data_dir, measure, stages)
+        programs = OtherPrograms()
+        try:
+            traced = trace(root, relative, args or (), {}, data, stages)
+        except NotMeasured as problem:
+            raise problem.of_steps(relative) from None
+        busy = programs.note()
+        prices = codec_prices([tried.codec for tried in EVIDENCE], data_dir, stages)
+        pricing = Pricing(traced.measurement.manifest, prices)
+        mesh = MeshPlan(pricing, traced.step, [link for _, link in there.others])
+        options: list[Option] = []
+        for option in mesh.options(quality):
+            options.append(option)
+            stages.show(f"playing rounds on these laptops ({len(options)} of {len(mesh.groups())} groups)")
+        choice = fastest(options)
+        found = Planned(
+            devices_of([there.this, *((peer.device, peer.name) for peer, _ in there.others)]),
+            traced.step,
+            quality,
+            options,
+            mesh.default(mesh.everybody),
+            mesh.best(mesh.everybody if choice is None else choice.others, Quality.FAST),
+            choice,
+            there.takes_all,
+        )
+    told, line = reason(found), submit_line(found, script, args or (), typed_data)
+    if json:
+        print_json(mesh_document(found, told, line))
+        return
+    say(introduction(traced.step, pricing))
+    for note in (*([busy] if busy is not None else []), *there.notes, *assumptions([peer for peer, _ in there.others])):
+        say(note)
+    print_table(PLAN_COLUMNS, mesh_rows(found), "SETTINGS")
+    say(told)
+    say(f"Run it: {printable(line)}")
+    say("Predicted, not measured: compare it with meshtrain top, once the job runs.")
 
 
 @reported
@@ -92,11 +179,7 @@ def whatif(
         try:
             traced = trace(root, relative, args or (), {}, data, stages)
         except NotMeasured as problem:
-            prepared = (
-                f"mt.prepare in {relative}, and {TRACED_STEPS_MIN} steps or more behind it (README, Your own script)"
-            )
-            hint = f"python {relative}, which should run by itself" if problem.failed else prepared
-            raise CliError(str(problem), hint) from None
+            raise problem.of_steps(relative) from None
         busy = others.note()
         prices = codec_prices([tried.codec for tried in EVIDENCE], data_dir, stages)
         pricing = Pricing(traced.measurement.manifest, prices)

@@ -1,0 +1,121 @@
+"""The mesh that is there: who could be in a job now, over links that were measured."""
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshtrain.cli.planning.measured_links import measure_links
+from meshtrain.cli.ui.connection import ask, connected
+from meshtrain.cli.ui.errors import CliError
+from meshtrain.cli.ui.progress import Stages
+from meshtrain.cli.ui.terminal import human_seconds, printable_lines
+from meshtrain.client import Client
+from meshwire.messages.link import LinkedDevices
+from meshwire.messages.local import AskTogether, GetPeers, GetStatus, Peers, PeerSummary, Status
+from meshwire.planning.measured_link import MeasuredLink
+from meshwire.text import printable
+
+LOOPBACK = ("127.", "[::1]:")  # as addresses begin
+FRESH_S = 600.0  # a figure that is older is measured again: people walk about with laptops
+
+
+@dataclass(frozen=True, slots=True)
+class LinkedMesh:
+    """The mesh that is there.
+
+    Attributes:
+        this: (id, name) of this device.
+        others: that a job could have as members, and whose link is measured, in ring order.
+        takes_all: a job that names nobody runs on these and this one.
+        notes: on those that are left out.
+    """
+
+    this: tuple[str, str]
+    others: tuple[tuple[PeerSummary, MeasuredLink], ...]
+    takes_all: bool
+    notes: tuple[str, ...]
+
+
+def find_mesh(data_dir: Path | None, measure: bool, stages: Stages) -> LinkedMesh:
+    """Asks the daemon who is there, and has it measure what is not known. Raises CliError with a next step."""
+    with connected(data_dir) as client:
+        status = ask(client, GetStatus(), Status, name="status")
+        if status.jobs_running:
+            raise CliError(
+                "a job runs on this device: it and what is measured here would slow each other",
+                "meshtrain jobs, and meshtrain plan when it has ended",
+            )
+        if status.software.torch is None:
+            raise CliError("this device has no torch", "pip install '.[torch]', or plan on another laptop")
+        stages.show("asking who is linked with whom")
+        together = ask(client, AskTogether(), LinkedDevices, name="who is linked with whom").devices
+        linked = [peer for peer in _peers(client) if peer.state == "linked"]
+        wanted = [peer.device for peer in linked if peer.device in together]
+        if not wanted:
+            raise CliError(*_nobody(linked))
+        now_s = time.time()
+        old = [
+            peer.device
+            for peer in linked
+            if peer.device in wanted and (measure or peer.measured is None or now_s - peer.measured.at_s > FRESH_S)
+        ]
+        failed = measure_links(client, old, stages) if old else ()
+        peers = {peer.device: peer for peer in _peers(client)}
+    known = {printable(peer.name): peer.measured for peer in peers.values()}
+    why = [_not_measured(name, text, known.get(printable(name)), now_s) for name, text in failed]
+    chosen = [
+        (peer, peer.measured)
+        for device in together
+        if (peer := peers.get(device)) is not None and peer.measured is not None
+    ]
+    if not chosen:
+        raise CliError("no link could be measured:\n  " + "\n  ".join(why), "meshtrain peers --measure")
+    alone = [
+        f"{printable(peer.name)} is left out: it has no torch, or no link to one of the others (meshtrain submit "
+        "says to whom)"
+        for peer in linked
+        if peer.device not in wanted
+    ]
+    measured = {peer.device for peer, _ in chosen}
+    return LinkedMesh((status.device, status.name), tuple(chosen), measured == set(wanted), (*alone, *why))
+
+
+def _peers(client: Client) -> tuple[PeerSummary, ...]:
+    return ask(client, GetPeers(), Peers, name="peers").peers
+
+
+def _not_measured(name: str, why: str, kept: MeasuredLink | None, now_s: float) -> str:
+    """What that means here: figures of before count, where there are some."""
+    if kept is None:
+        return f"{printable(name)} is left out, its link was not measured: {printable_lines(why)}"
+    ago = human_seconds(max(0.0, now_s - kept.at_s))
+    return (
+        f"{printable(name)}: its link counts as it was measured {ago} ago, for now it was not: {printable_lines(why)}"
+    )
+
+
+def _nobody(linked: Sequence[PeerSummary]) -> tuple[str, str]:
+    if linked:
+        names = ", ".join(printable(peer.name) for peer in linked)
+        return f"{names}: linked, but without torch", "pip install '.[torch]' there, and meshtrain up again"
+    return (
+        "no other device is linked: there is nobody to plan with",
+        "meshtrain pair, or meshtrain peers; meshtrain whatif predicts for networks that are not there",
+    )
+
+
+def assumptions(others: Sequence[PeerSummary]) -> list[str]:
+    """What is not known of the others, said before the figures."""
+    own = os.cpu_count() or 1
+    notes = ["All laptops are taken to compute as fast as this one."]
+    differ = [f"{printable(peer.name)} has {peer.cores}" for peer in others if peer.cores not in (None, own)]
+    if differ:
+        notes = [f"{notes[0]} They may not: this one has {own} cores, {', '.join(differ)}."]
+    here = [printable(peer.name) for peer in others if (peer.address or "").startswith(LOOPBACK)]
+    if here:
+        notes.append(f"On this very machine: {', '.join(here)}. Its processor is shared, which no figure here counts.")
+    if len(others) > 1:
+        notes.append("Links between two others were not measured, and count as theirs with this one.")
+    return notes

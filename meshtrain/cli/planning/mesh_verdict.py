@@ -1,0 +1,182 @@
+"""What `plan` has found: a table, the choice with its reason, and the line to type."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from meshtrain.cli.planning.verdict import (
+    WAITS_FOR,
+    flags,
+    milliseconds,
+    number,
+    price_document,
+    times,
+)
+from meshwire.jobs.files import human_bytes
+from meshwire.planning.mesh_plan import PAYS_FROM, Option
+from meshwire.planning.quality import Quality
+from meshwire.planning.step_trace import StepTrace
+from meshwire.text import printable
+
+COLUMNS = ("", "LAPTOPS", "SETTINGS", "STEP", "SAMPLES/S", "OF ONE", "SENT A STEP", "QUALITY", "WAITS FOR")
+CHOSEN = "*"
+ALONE = "train alone"
+NAMES_MAX = 4  # in a cell of the table
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One that could train: its name, and what it is called on a command line, which means no other one."""
+
+    id: str
+    name: str
+    typed: str
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """All that was priced.
+
+    Attributes:
+        devices: this one first, then those with a measured link.
+        quality: that is wished for.
+        options: the best of that quality for each group.
+        default: all together without flags.
+        fast: the chosen group, or all, with the best of any quality that was measured.
+        choice: None: train alone.
+        takes_all: a job that names nobody runs on exactly these devices.
+    """
+
+    devices: Sequence[Device]
+    step: StepTrace
+    quality: Quality
+    options: Sequence[Option]
+    default: Option
+    fast: Option
+    choice: Option | None
+    takes_all: bool
+
+
+def devices_of(named: Sequence[tuple[str, str]]) -> list[Device]:
+    """Devices by (id, name). Who shares a name with another one, or has one that breaks a list, goes by its id."""
+    names = [name for _, name in named]
+    made = []
+    for device, name in named:
+        plain = names.count(name) == 1 and "," not in name and printable(name) == name and name.strip() == name
+        made.append(Device(device, printable(name), name if plain else device[:8]))
+    return made
+
+
+def mesh_rows(found: Planned) -> list[tuple[str, ...]]:
+    """The rows of the table, under COLUMNS: alone, each group, and what else one might have typed."""
+    step = found.step
+    this = found.devices[0].name
+    alone = (this, ALONE, milliseconds(step.alone_s), number(step.samples_s), times(1.0), "-", "exact", "computing")
+    rows: list[tuple[str, ...]] = [(CHOSEN if found.choice is None else "", *alone)]
+    rows += [_row(found, option, chosen=option is found.choice) for option in found.options]
+    shown = [(option.others, option.price.settings) for option in found.options]
+    for other in (found.default, found.fast):
+        if (other.others, other.price.settings) not in shown:
+            shown.append((other.others, other.price.settings))
+            rows.append(_row(found, other, chosen=False))
+    return rows
+
+
+def _row(found: Planned, option: Option, *, chosen: bool) -> tuple[str, ...]:
+    price = option.price
+    return (
+        CHOSEN if chosen else "",
+        _names(found, option),
+        flags(price),
+        milliseconds(price.step_s),
+        number(price.samples_s),
+        times(price.against_one),
+        human_bytes(round(max(price.sent_bytes))),
+        price.settings.quality.value,
+        WAITS_FOR[option.waits_for],
+    )
+
+
+def _names(found: Planned, option: Option) -> str:
+    names = [found.devices[0].name, *(found.devices[1 + at].name for at in option.others)]
+    more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
+    return ", ".join(names[:NAMES_MAX]) + more
+
+
+def reason(found: Planned) -> str:
+    """The choice, and why, in a sentence or two."""
+    if found.choice is None:
+        return _alone(found)
+    choice, price = found.choice, found.choice.price
+    text = (
+        f"{_names(found, choice)} together train {times(price.against_one)} as fast as one laptop alone "
+        f"({number(price.samples_s)} samples/s, {number(price.alone_samples_s)} alone), with {flags(price)}: "
+        f"a step mostly waits for {WAITS_FOR[choice.waits_for]}"
+    )
+    everybody = max(found.options, key=lambda option: len(option.others))
+    if everybody is not choice:
+        text += f"; all {len(everybody.others) + 1} would do {times(everybody.price.against_one)}"
+    if found.default.price.settings != price.settings:
+        text += f"; without flags all would do {times(found.default.price.against_one)}"
+    return f"{text}.{_with_fast(found)}"
+
+
+def _alone(found: Planned) -> str:
+    best = max((option.price for option in found.options), key=lambda price: price.samples_s)
+    reached = flags(best)
+    typed = "" if reached == "no flags" else f", with {reached}"
+    if best.against_one < 1:
+        text = f"Train alone: one laptop is {1 / best.against_one:.2f} times as fast as the best of all groups{typed}."
+    else:
+        more = f"{PAYS_FROM:.2f}"
+        text = (
+            f"Train alone: the best of all groups does {times(best.against_one)} of one laptop{typed}, and below "
+            f"{more}x a prediction is not sure enough."
+        )
+    return text + _with_fast(found)
+
+
+def _with_fast(found: Planned) -> str:
+    price = found.fast.price
+    now = found.choice.price.against_one if found.choice is not None else 1.0
+    if found.quality is Quality.FAST or price.against_one < PAYS_FROM * now:
+        return ""
+    return f" With --quality fast: {times(price.against_one)}, {flags(price)}."
+
+
+def submit_line(found: Planned, script: str, args: Sequence[str], data: str | None) -> str:
+    """The command that does what was chosen, whole."""
+    words = ["meshtrain", "submit"]
+    if found.choice is None:
+        words += ["--peers", "1"]
+    else:
+        if not (found.takes_all and len(found.choice.others) == len(found.devices) - 1):
+            members = (found.devices[0], *(found.devices[1 + at] for at in found.choice.others))
+            words += ["--on", ",".join(member.typed for member in members)]
+        typed = flags(found.choice.price)
+        words += [] if typed == "no flags" else typed.split(" ")
+    if data is not None:
+        words += ["--data", data]
+    return shlex.join([*words, script, *args])
+
+
+def mesh_document(found: Planned, told: str, line: str) -> dict[str, Any]:
+    """The JSON document."""
+
+    def option_document(option: Option) -> dict[str, Any]:
+        members = [found.devices[0].id, *(found.devices[1 + at].id for at in option.others)]
+        return {"members": members, "waits_for": option.waits_for.value, **price_document(option.price)}
+
+    return {
+        "step": found.step.model_dump(mode="json", exclude={"ready"}),
+        "alone_samples_s": found.step.samples_s,
+        "quality": found.quality.value,
+        "devices": [{"device": device.id, "name": device.name} for device in found.devices],
+        "options": [option_document(option) for option in found.options],
+        "default": option_document(found.default),
+        "fast": option_document(found.fast),
+        "choice": None if found.choice is None else option_document(found.choice),
+        "reason": told,
+        "command": line,
+    }

@@ -1,0 +1,274 @@
+"""`plan`: who should train a script together, on the mesh that a daemon tells of."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshtrain.cli.commands import planning as command
+from meshtrain.cli.planning.linked_mesh import FRESH_S
+from meshtrain.cli.planning.mesh_verdict import devices_of
+from meshtrain.cli.planning.other_programs import OtherPrograms
+from meshtrain.cli.submission.measuring import NotMeasured
+from meshwire.messages.envelope import Failure
+from meshwire.messages.link import LinkedDevices
+from meshwire.messages.local import (
+    AskTogether,
+    GetPeers,
+    GetStatus,
+    LinksMeasured,
+    MeasureLinks,
+    Peers,
+    PeerSummary,
+)
+from meshwire.planning.measured_link import MeasuredLink
+from meshwire.planning.price import CodecPrice
+from meshwire.planning.quality import EVIDENCE
+from tests.daemon.cli.test_whatif import traced
+from tests.daemon.fakedaemon import ANNA, BERT, SOFTWARE, STATUS, Emit, Endpoint, run
+
+pytestmark = pytest.mark.usefixtures("plain_environment")
+
+CARL = "ef" * 32
+CORES = 1 + (os.cpu_count() or 1)  # of all others
+NAMES = {ANNA: "anna", BERT: "bert", CARL: "carl"}
+
+
+def measured(mbit: float, age_s: float = 60.0) -> MeasuredLink:
+    rate = mbit * 125_000
+    return MeasuredLink(
+        send_bytes_s=rate,
+        receive_bytes_s=rate,
+        both_send_bytes_s=rate,
+        both_receive_bytes_s=rate,
+        rtt_s=0.001,
+        loaded_rtt_s=0.02,
+        wired=True,
+        peer_wired=True,
+        at_s=time.time() - age_s,
+    )
+
+
+class FakeMesh:
+    """A daemon that knows others, and what their links carry once it has measured them.
+
+    Attributes:
+        mbit: what is found, by device; 0: it cannot be measured.
+        known: what is.
+        together: whom a job would take.
+        without_torch: linked devices.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.mbit: dict[str, float] = {BERT: 1000.0}
+        self.known: dict[str, MeasuredLink] = {}
+        self.together: tuple[str, ...] | None = None
+        self.without_torch: set[str] = set()
+        self.names = dict(NAMES)
+        self.addresses: dict[str, str] = {}
+        endpoint.answers |= {
+            GetStatus: STATUS,
+            GetPeers: lambda _body, _emit: Peers(peers=tuple(map(self._peer, self.mbit))),
+            AskTogether: lambda _body, _emit: LinkedDevices(devices=self.together or (ANNA, *self.mbit)),
+            MeasureLinks: self._measure,
+        }
+
+    def _peer(self, device: str) -> PeerSummary:
+        torch = None if device in self.without_torch else "2.13.0"
+        return PeerSummary(
+            device=device,
+            name=self.names[device],
+            state="linked",
+            address=self.addresses.get(device),
+            rtt_s=0.001,
+            software=SOFTWARE.model_copy(update={"torch": torch}),
+            cores=CORES,
+            memory_bytes=1,
+            measured=self.known.get(device),
+        )
+
+    def _measure(self, body: MeasureLinks, _emit: Emit) -> LinksMeasured:
+        self.known |= {device: measured(self.mbit[device], 0.0) for device in body.devices if self.mbit[device]}
+        failed = [(self.names[device], "a job runs on it") for device in body.devices if not self.mbit[device]]
+        return LinksMeasured(failed=tuple(failed))
+
+
+@pytest.fixture
+def mesh(endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMesh:
+    """Anna is linked with bert, at 1000 Mbit/s, and has a script whose steps are known: 2.9 million values, 0.157 s."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("raise SystemExit('it is not run')\n")
+    steps_as(monkeypatch)
+    fixed = {tried.codec: CodecPrice(0.5e-9, 0.5e-9) for tried in EVIDENCE}
+    monkeypatch.setattr(command, "codec_prices", lambda *_: fixed)
+    monkeypatch.setattr(OtherPrograms, "part", lambda _: 0.0)
+    return FakeMesh(endpoint)
+
+
+def steps_as(monkeypatch: pytest.MonkeyPatch, *what: float) -> None:
+    monkeypatch.setattr(command, "trace", lambda *_: traced(*what))  # type: ignore[arg-type]
+
+
+def document(*args: str) -> Any:
+    shown = run("plan", "--json", *args, "train.py")
+    assert shown.exit_code == 0, shown.stderr
+    return json.loads(shown.stdout)
+
+
+def asked(endpoint: Endpoint) -> list[tuple[str, ...]]:
+    return [body.devices for body in endpoint.of_type(MeasureLinks)]
+
+
+@pytest.mark.usefixtures("mesh")
+def test_the_table_has_one_alone_and_each_group_and_marks_the_choice() -> None:
+    shown = run("plan", "train.py")
+    assert shown.exit_code == 0, shown.stderr
+    lines = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in shown.stdout.splitlines()]
+    assert lines[0] == ["LAPTOPS", "SETTINGS", "STEP", "SAMPLES/S", "OF ONE", "SENT A STEP", "QUALITY", "WAITS FOR"]
+    assert lines[1] == ["anna", "train alone", "157 ms", "51", "1.00x", "-", "exact", "computing"]
+    assert lines[2][:2] == ["*", "anna, bert"]
+    assert lines[3][:2] == ["anna, bert", "no flags"]
+    (told,) = (line for line in shown.stderr.splitlines() if "together train" in line)
+    assert told.startswith(f"anna, bert together train {lines[2][5]} as fast as one laptop alone (")
+    assert "a step mostly waits for" in told
+    assert f"Run it: meshtrain submit {lines[2][2]} train.py" in shown.stderr
+    assert "2,900,000 values" in shown.stderr
+    assert "All laptops are taken to compute as fast as this one" in shown.stderr
+    assert f"bert has {CORES}" in shown.stderr
+    assert "Predicted, not measured" in shown.stderr
+
+
+def test_train_alone_is_said_by_how_much_and_with_what_helps(mesh: FakeMesh) -> None:
+    mesh.mbit = {BERT: 5.0}
+    shown = run("plan", "--quality", "exact", "train.py")
+    assert shown.stdout.splitlines()[1].startswith("*  anna")
+    (told,) = (line for line in shown.stderr.splitlines() if "Train alone" in line)
+    assert "one laptop is " in told
+    assert "times as fast as the best of all groups, with --codec" in told
+    assert "With --quality fast: 1." in told
+    assert "Run it: meshtrain submit --peers 1 train.py" in shown.stderr
+    assert document("--quality", "exact")["choice"] is None
+
+
+def test_a_group_is_named_on_the_line_to_run(mesh: FakeMesh, endpoint: Endpoint) -> None:
+    """With a slow third one, whose cable is the bottleneck, two are faster."""
+    mesh.mbit = {BERT: 1000.0, CARL: 1.0}
+    found = document()
+    assert found["choice"]["members"] == [ANNA, BERT]
+    assert found["command"].startswith("meshtrain submit --on anna,bert ")
+    assert found["command"].endswith(" train.py")
+    assert len(found["options"]) == 3
+    assert "; all 3 would do " in found["reason"]
+    assert asked(endpoint) == [(BERT, CARL)]
+    assert found["devices"][2] == {"device": CARL, "name": "carl"}
+    assert found["choice"]["sent_bytes"] > 0
+    assert found["alone_samples_s"] == pytest.approx(51, rel=0.01)
+
+
+def test_links_are_measured_where_they_are_not_known_or_long_ago(mesh: FakeMesh, endpoint: Endpoint) -> None:
+    mesh.mbit = {BERT: 1000.0, CARL: 100.0}
+    mesh.known = {BERT: measured(1000.0), CARL: measured(100.0, FRESH_S + 60)}
+    run("plan", "train.py")
+    run("plan", "train.py")
+    run("plan", "--measure", "train.py")
+    assert asked(endpoint) == [(CARL,), (BERT, CARL)]
+
+
+def test_who_cannot_be_measured_is_left_out_and_named(mesh: FakeMesh) -> None:
+    mesh.mbit = {BERT: 1000.0, CARL: 0.0}
+    shown = run("plan", "train.py")
+    assert "carl is left out, its link was not measured: a job runs on it" in shown.stderr
+    assert "Run it: meshtrain submit --on anna,bert " in shown.stderr, "without it submit would take carl, too"
+    mesh.mbit = {BERT: 0.0}
+    mesh.known = {}
+    shown = run("plan", "train.py")
+    assert shown.exit_code == 1
+    assert "error: no link could be measured" in shown.stderr
+    assert "try: meshtrain peers --measure" in shown.stderr
+    mesh.known = {BERT: measured(1000.0, 3000.0)}
+    shown = run("plan", "train.py")
+    assert shown.exit_code == 0
+    assert "bert: its link counts as it was measured 50 min ago, for now it was not: a job runs on it" in shown.stderr
+
+
+def test_who_could_not_be_in_a_job_is_left_out_and_named(mesh: FakeMesh, endpoint: Endpoint) -> None:
+    mesh.mbit, mesh.together = {BERT: 1000.0, CARL: 1000.0}, (ANNA, BERT)
+    shown = run("plan", "train.py")
+    assert "carl is left out: it has no torch, or no link to one of the others" in shown.stderr
+    assert asked(endpoint) == [(BERT,)]
+    assert "--on" not in shown.stderr, "submit leaves it out by itself"
+
+
+def test_daemons_on_one_machine_are_told_that_they_share_it(mesh: FakeMesh) -> None:
+    mesh.mbit, mesh.addresses = {BERT: 1000.0, CARL: 1000.0}, {BERT: "127.0.0.1:29611", CARL: "192.168.1.127:29610"}
+    assert "On this very machine: bert. Its processor is shared" in run("plan", "train.py").stderr
+
+
+def test_what_is_the_scripts_own_is_on_the_line_as_it_was_typed(mesh: FakeMesh, tmp_path: Path) -> None:
+    (tmp_path / "my data").mkdir()
+    found = run("plan", "--json", "--data", "my data", "train.py", "--name", "a b", "--json")
+    command_line = json.loads(found.stdout)["command"]
+    assert command_line.endswith(" --data 'my data' train.py --name 'a b' --json")
+    mesh.mbit, mesh.known = {BERT: 1.0}, {}
+    assert "--peers 1 --data" in json.loads(run("plan", "--json", "--data", "my data", "train.py").stdout)["command"]
+
+
+def test_names_that_mean_two_devices_or_break_a_list_are_not_typed() -> None:
+    found = devices_of([(ANNA, "anna"), (BERT, "anna"), (CARL, "carl, the\x1b[2J")])
+    assert [each.typed for each in found] == [ANNA[:8], BERT[:8], CARL[:8]]
+    assert "\x1b" not in found[2].name
+    assert devices_of([(ANNA, "anna's")])[0].typed == "anna's"
+
+
+def test_without_others_there_is_a_next_step(mesh: FakeMesh, endpoint: Endpoint) -> None:
+    mesh.mbit = {}
+    shown = run("plan", "train.py")
+    assert shown.exit_code == 1
+    assert "error: no other device is linked" in shown.stderr
+    assert "try: meshtrain pair" in shown.stderr
+    assert "meshtrain whatif" in shown.stderr
+    mesh.mbit, mesh.without_torch, mesh.together = {BERT: 1.0}, {BERT}, (ANNA,)
+    shown = run("plan", "train.py")
+    assert "bert: linked, but without torch" in shown.stderr
+    assert not asked(endpoint)
+
+
+def test_without_a_daemon_there_is_a_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    shown = run("plan", "train.py", "--data-dir", str(tmp_path / "none"))
+    assert shown.exit_code == 1
+    assert "try: meshtrain up" in shown.stderr
+
+
+@pytest.mark.usefixtures("mesh")
+def test_a_job_that_runs_here_is_waited_for(endpoint: Endpoint) -> None:
+    endpoint.answers[GetStatus] = STATUS.model_copy(update={"jobs_running": 1})
+    shown = run("plan", "train.py")
+    assert shown.exit_code == 1
+    assert "error: a job runs on this device" in shown.stderr
+    assert "try: meshtrain jobs" in shown.stderr
+    endpoint.answers[GetStatus] = STATUS
+    endpoint.answers[MeasureLinks] = Failure(error="a job runs on anna: links are measured when it has ended")
+    assert "error: a job runs on anna" in run("plan", "train.py").stderr
+
+
+@pytest.mark.usefixtures("mesh")
+def test_a_script_that_does_not_step_shows_why_and_ctrl_c_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise NotMeasured("train.py ended before its steps were timed:\n  boom", failed=True)
+
+    monkeypatch.setattr(command, "trace", fails)
+    shown = run("plan", "train.py")
+    assert shown.exit_code == 1
+    assert "boom" in shown.stderr
+    assert "try: python train.py" in shown.stderr
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "trace", interrupted)
+    assert run("plan", "train.py").exit_code == 130

@@ -1,0 +1,82 @@
+"""W7 on links whose rate is known: what a measurement finds there, and whether it tells the air from a cable."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from meshtraind.transport.connection import Connection
+from meshwire.planning.measured_link import MeasuredLink
+from tests.daemon.connectionpair import DEADLINE_S, trusts
+from tests.daemon.measuring.test_measuring import ANNA, BERT, Device, measured
+from tests.daemon.waiting import until
+from tests.lab.lab import Lab, lab_unavailable
+from tests.lab.links import Cell
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(60),
+    pytest.mark.skipif(lab_unavailable("nft") is not None, reason=str(lab_unavailable("nft"))),
+]
+
+MBIT = 125_000
+OFF = 0.15  # of the rate; a machine that other work has is no quieter
+
+
+@asynccontextmanager
+async def linked(lab: Lab) -> AsyncIterator[Device]:
+    """Anna on one station and bert on another, by TLS; both ends in this process."""
+    loop = asyncio.get_running_loop()
+    anna, bert = Device(), Device()
+    to_anna, to_bert = Connection(bert, name="anna"), Connection(anna, name="bert")
+    with lab.inside(1):
+        listener = socket.create_server((lab.host(1), 0))
+    with lab.inside(0):
+        dialling = socket.create_connection(listener.getsockname(), timeout=DEADLINE_S)
+    dialling.setblocking(False)
+    server = await loop.create_server(lambda: to_anna, sock=listener, ssl=trusts()[0].server_context)
+    await loop.create_connection(
+        lambda: to_bert, sock=dialling, ssl=trusts()[1].client_context, server_hostname="meshtrain"
+    )
+    await until(lambda: to_anna.writable)
+    anna.is_called("anna", BERT, "bert", to_bert)
+    bert.is_called("bert", ANNA, "anna", to_anna)
+    try:
+        yield anna
+    finally:
+        server.close()
+        for connection in (to_anna, to_bert):
+            connection.close("the test has ended")
+            await connection.closed()
+
+
+async def found(lab: Lab) -> MeasuredLink:
+    async with linked(lab) as anna:
+        assert (await measured(anna)).failed == ()
+        link = anna.figures
+        assert isinstance(link, MeasuredLink)
+        return link
+
+
+@pytest.mark.parametrize("mbit", [1, 5, 20, 100])
+def test_a_cable_carries_its_rate_each_way_and_both_at_once(mbit: int) -> None:
+    with Lab(stations=2, rate_mbit=mbit) as lab:
+        link = asyncio.run(found(lab))
+    assert link.send_bytes_s == pytest.approx(mbit * MBIT, rel=OFF)
+    assert link.receive_bytes_s == pytest.approx(mbit * MBIT, rel=OFF)
+    assert not link.shared
+    assert link.both_bytes_s == pytest.approx(2 * mbit * MBIT, rel=2 * OFF)
+
+
+@pytest.mark.parametrize("mbit", [20, 100])
+def test_stations_in_a_cell_share_its_air(mbit: int) -> None:
+    """What crosses the air twice has half of it, alone and both ways together."""
+    with Lab(stations=2, cell=Cell(mbit)) as lab:
+        link = asyncio.run(found(lab))
+    half = mbit / 2 * MBIT
+    assert link.send_bytes_s == pytest.approx(half, rel=OFF)
+    assert link.receive_bytes_s == pytest.approx(half, rel=OFF)
+    assert link.shared
+    assert link.both_bytes_s == pytest.approx(half, rel=2 * OFF)
