@@ -306,7 +306,7 @@ def test_who_waits_does_so_until_a_person_decides(anna: Anna, by: str) -> None:
     anna.pairs("dora")
     assert anna.hears("bert", "carl", doubted=True) is Verdict.WAITS
     anna.restarts()
-    for policy in (IntroductionPolicy.ASK, IntroductionPolicy.ACCEPT):
+    for policy in (IntroductionPolicy.ACCEPT, IntroductionPolicy.ASK):
         anna.pins.introductions = policy
         assert anna.hears(by, "carl") is not Verdict.JOINS
     assert "carl" not in anna.trusted
