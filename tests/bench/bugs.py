@@ -286,6 +286,22 @@ BUGS: tuple[Bug, ...] = (
         f"{DAEMON}/session/test_given_up_history.py -k however_soon",
     ),
     Bug(
+        "waits-for-a-donor-that-waits-for-it",
+        "meshtraind.recovery.join_requests",
+        "JoinRequests._ask",
+        "if held_up_s >= self._held_up_s_max:",
+        "if False:",
+        f"{DAEMON}/session/test_generation_edges.py -k comes_to_hold",
+    ),
+    Bug(
+        "slow-donor-is-asked-on-and-on",
+        "meshtraind.recovery.join_requests",
+        "JoinRequests._ask",
+        "self._held_up_s_max *= 2",
+        "pass",
+        f"{DAEMON}/session/test_generation_edges.py -k comes_to_hold",
+    ),
+    Bug(
         "scripts-given-up-everywhere-end-nothing",
         "meshtraind.session.session",
         "JobSession._watch_given_up",

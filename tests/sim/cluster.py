@@ -103,6 +103,7 @@ class Cluster:
         self.histories = Histories(self.sync.staleness, self.space)
         self.failed: str | None = None
         self.moments = Moments()
+        self.calm = False  # failures have stopped
         self.befallen: Counter[str] = Counter()
         self.transcript: list[str] | None = [] if recording else None
         self.told_lost: list[tuple[int, int]] = []  # rounds that were given up, and for the sake of how many daemons

@@ -134,7 +134,7 @@ def befall(cluster: Cluster, fault: Fault) -> None:
         after_s = fault.after_s
 
         def strike(device: int) -> None:
-            cluster.clock.at(after_s, partial(befall, cluster, fault.on(device)))
+            cluster.clock.at(after_s, partial(_befall_unless_calm, cluster, fault.on(device)))
 
         cluster.moments.wait(fault.moment, strike)
         return
@@ -224,8 +224,15 @@ def run(schedule: Schedule, *, recording: bool = False) -> Cluster:
     return cluster
 
 
+def _befall_unless_calm(cluster: Cluster, fault: Fault) -> None:
+    """Whom it ended then nobody would start again."""
+    if not cluster.calm:
+        befall(cluster, fault)
+
+
 def calm(cluster: Cluster) -> None:
     """Failures stop: the network heals, sleepers wake, whoever is down is started again."""
+    cluster.calm = True
     cluster.moments.clear()
     cluster.tell("the network", "heals; whoever is down is started again")
     cluster.network.lighten_all()

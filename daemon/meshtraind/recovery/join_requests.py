@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from meshtraind.runtime.tasks import TaskSet, told_elsewhere
 from meshtraind.startup.beginning import JobBeginning
 from meshtraind.storage.background_pacing import Pacer
 from meshtraind.storage.fetch import Pace
@@ -17,6 +18,7 @@ from meshtraind.transport.connection import Emit
 from meshtraind.transport.messenger import Messenger
 from meshtraind.transport.requests import ConnectionEnded, RequestFailed
 from meshwire import limits
+from meshwire.message_base import Wire
 from meshwire.messages.generation import AskModel, AskState, Model, SavedState
 from meshwire.messages.job import BlobRef
 from meshwire.messages.learner import LearnerModel, LearnerState, StateTask, Waiting
@@ -30,6 +32,7 @@ MODEL_TIMEOUT_S = 10.0
 STATE_TIMEOUT_S = 600.0  # a donor's learner may be in the middle of a long step or of an evaluation
 DONOR_TIMEOUT_S = 60.0  # for one to be linked
 COMPLETE_TIMEOUT_S = 600.0
+HELD_UP_S = 5.0  # all may wait so long for an answer; each next time twice as long
 POLL_S = 0.2
 
 
@@ -156,6 +159,7 @@ class JoinRequests:
         self._round = 0
         self._digests: tuple[bytes, ...] = ()  # of the learner's own state, by unit
         self._pace: Pacer | None = None  # while a state is on its way
+        self._held_up_s_max = HELD_UP_S
         # Of the rounds since a state was asked for: what comes must be the base of one.
         self._chains: dict[int, bytes | None] = {}
         self.broken = False
@@ -316,7 +320,7 @@ class JoinRequests:
     async def _load_from(self, donor: Messenger, asked: AskState, units: int, emit: Emit) -> StateTask:
         emit(Waiting(reason=f"the state of {donor.name}"))
         try:
-            saved = await donor.request(asked, timeout_s=STATE_TIMEOUT_S, name=f"state of {donor.name}")
+            saved = await self._ask(donor, asked)
         except RequestFailed as error:
             raise _NotNowError(str(error)) from None
         if not isinstance(saved, SavedState):
@@ -333,6 +337,23 @@ class JoinRequests:
         finally:
             self._pace = None
         return self._task(saved)
+
+    async def _ask(self, donor: Messenger, asked: AskState) -> Wire:
+        """The donor's answer. Raises _NotNowError when none comes and nothing more can be kept meanwhile (M1): with s=0
+        the donor's round may wait for this device, and at no boundary is a state to be had (J1)."""
+        name = f"state of {donor.name}"
+        tasks = TaskSet(f"job {self._job}", told_elsewhere)
+        answer = tasks.spawn(donor.request(asked, timeout_s=STATE_TIMEOUT_S, name=name), name)
+        held_up_s = 0.0
+        try:
+            while not (await asyncio.wait({answer}, timeout=POLL_S))[0]:
+                held_up_s = held_up_s + POLL_S if self._rounds.hold_others_up else 0.0
+                if held_up_s >= self._held_up_s_max:
+                    self._held_up_s_max *= 2
+                    raise _NotNowError("all wait for this device")
+            return answer.result()
+        finally:
+            await tasks.close()
 
     def _task(self, saved: SavedState) -> StateTask:
         self._round = saved.round

@@ -361,6 +361,47 @@ async def test_who_holds_the_others_up_asks_for_a_state_of_now(monkeypatch: pyte
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("slow", [False, True])
+async def test_who_comes_to_hold_the_others_up_asks_once_more(monkeypatch: pytest.MonkeyPatch, slow: bool) -> None:
+    """J1: a request came late, in the middle of a step whose round waits for this device: with s=0 its learner gives a
+    state when that is over. A donor that is slow to write is given twice the time, and then again."""
+    monkeypatch.setattr(joining, "HELD_UP_S", 0.02)
+    monkeypatch.setattr(joining, "POLL_S", 0.005)
+    rounds = SimpleNamespace(complete=12, chain_after=chain_of, hold_others_up=True)
+    asked: list[int] = []
+
+    def loads_anew() -> int:
+        rounds.hold_others_up = slow  # a state that is as long on its way as rounds can be kept
+        return 14
+
+    class Donor(Offers):
+        async def request(self, _asked: Wire, **_options: object) -> Wire:
+            assert isinstance(_asked, AskState)
+            asked.append(_asked.after_round)
+            slow_s, began_s = 0.06 * slow, asyncio.get_running_loop().time()
+            rounds.hold_others_up = rounds.hold_others_up or slow or len(asked) == 1
+            while _asked.after_round == 12 or asyncio.get_running_loop().time() < began_s + slow_s:
+                await asyncio.sleep(0.005)
+            rounds.complete = 14
+            return state_of(14)
+
+    rounds.learner = SimpleNamespace(loads=lambda: 12, loads_anew=loads_anew)
+    rounds.hold_others_up = False
+    host = SimpleNamespace(computing=(Donor(),), others=(), own_state=nothing_saved, carried_bytes=0, giver=None)
+
+    async def done(*_args: object) -> None:
+        pass
+
+    files = SimpleNamespace(folder=Path("none"), fetch=done, lay_out=done)
+    asker = JoinRequests(JOB, cast(Any, rounds), cast(Any, host), cast(Any, files), None)
+    async with asyncio.timeout(10):
+        task = await asker.state(LearnerState(units=(bytes(32),)), lambda _event: None)
+    assert task.round == 14
+    assert asked[:2] == [12, 14]
+    assert len(asked) <= 4
+
+
+@pytest.mark.asyncio
 async def test_a_state_of_too_early_a_round_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rounds after it are not kept here: it ended the job as an error of the exchange."""
     with pytest.raises(RequestFailed, match="bert: it offers the state after round 6, not after 7"):
