@@ -471,6 +471,14 @@ BUGS: tuple[Bug, ...] = (
         f"{WIRE}/membership/test_quorum.py -k given_its_history_up",
     ),
     Bug(
+        "entitled-root-not-told-with-a-provisional-generation",
+        "meshwire.membership.quorum",
+        "Votes.told",
+        "if root is not None and apart",
+        "if False",
+        f"{WIRE}/membership/test_quorum.py -k a_root",
+    ),
+    Bug(
         "entitled-forgets-what-is-too-much",
         "meshwire.membership.quorum",
         "is_entitled",

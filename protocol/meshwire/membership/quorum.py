@@ -54,13 +54,20 @@ class Votes:
 
     def __init__(self, generation: Generation | None) -> None:
         self._entered = None if generation is None else electorate_of(generation, entered=True)
+        self._root = self._entered  # the newest entitled one that is settled
         self._attempts: tuple[Electorate, ...] = ()  # entitled, promised since the root and not entered
         self.forgot = 0  # number of the newest attempt that is not remembered
 
     @property
     def told(self) -> tuple[Electorate, ...]:
         """For `Standing.votes`."""
-        return self._attempts if self._entered is None else (self._entered, *self._attempts)
+        if self._entered is None:
+            return self._attempts
+        root = self._root
+        # A provisional one may count others than its root: its proposer went by those that counted before, for it had
+        # not heard that all have entered the root. Who has heard so goes on to tell of the root, too.
+        apart = root is not None and root.number == self._entered.number and _all_of(root) != _all_of(self._entered)
+        return (self._entered, *((root,) if root is not None and apart else ()), *self._attempts)
 
     def promise(self, generation: Generation) -> None:
         """From now on somebody may enter it, and needs not tell. A provisional one yields anyway."""
@@ -82,11 +89,12 @@ class Votes:
         one that is gone may have promised another generation instead, to some that this one leaves out. So until then
         those decide that counted before, and with them those that count in it, as of any promise.
 
-        A provisional one settles only those that are older than its root, whose electorate it goes on with.
+        A provisional one settles only those that are older than its root, whose electorate it goes on with. If it
+        counts others than the root that is settled here, both decide.
         """
         electorate = electorate_of(generation, entered=True)
         if not generation.provisional:
-            self._entered, self._attempts = electorate, ()
+            self._entered, self._root, self._attempts = electorate, electorate, ()
         elif self._entered is None or self._entered.number <= electorate.number:
             self._entered = electorate
             self._attempts = tuple(attempt for attempt in self._attempts if attempt.number >= electorate.number)
@@ -99,6 +107,11 @@ class Votes:
         if self._entered is None or not unsettled:
             return electorate
         return electorate.model_copy(update={"counted": self._entered.counted, "gone": self._entered.gone})
+
+
+def _all_of(vote: Electorate) -> set[int]:
+    """Those of which half is needed: being gone changes nothing in it."""
+    return {rank for rank, _ in vote.counted} | {*vote.gone}
 
 
 def newest_history(standings: Collection[Standing]) -> Electorate | None:

@@ -372,8 +372,10 @@ class MembershipState:
     def would_say(self, held: Standing | None = None) -> Standing:
         """What this member would say now, with these rounds or none."""
         later = () if self.later is None else (electorate_of(self.later, entered=True),)
-        votes = (*later, *self.votes.told)[: limits.ATTEMPTS_MAX + 1]
-        say = {"linked": self.links.ranks(self.change), "votes": votes, "forgot": self.votes.forgot}
+        told = (*later, *self.votes.told)
+        votes, untold = told[: limits.ATTEMPTS_MAX + 1], told[limits.ATTEMPTS_MAX + 1 :]
+        forgot = max((vote.number for vote in untold), default=0)  # what finds no room counts as forgotten
+        say = {"linked": self.links.ranks(self.change), "votes": votes, "forgot": max(forgot, self.votes.forgot)}
         if held is not None:
             say["holding"] = held.holding
         if self.entered is None:

@@ -652,6 +652,16 @@ def test_a_promise_that_hangs_makes_no_two_majorities() -> None:
         assert is_entitled(part, {2: standing, rank: other}, ()) == with_proposer
 
 
+def test_a_promise_that_finds_no_room_beside_a_newer_root_is_told_as_forgotten() -> None:
+    three = machine(2)
+    three._state.note_root(following(40, 0, ranks=(0, 1), learning=(0, 1)))
+    for number in range(2, limits.ATTEMPTS_MAX + 2):
+        three._state.votes.promise(following(number, 0, ranks=(0, 2), learning=(0, 2)))
+    standing = three._state.would_say(HELD)
+    assert standing.votes[0].number == 40
+    assert standing.votes[-1].number < limits.ATTEMPTS_MAX + 1 == standing.forgot
+
+
 def test_a_wish_is_repeated_until_it_is_fulfilled() -> None:
     two, proposed = machine(1), following(2, 0)
     assert {device for device, _ in sent(two.handle(RequestMade("rest"), 1.0), Wish)} == {ONE, THREE}

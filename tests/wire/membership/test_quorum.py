@@ -174,6 +174,48 @@ def test_a_provisional_generation_settles_nothing() -> None:
     assert votes.told[0].number == 5, "who was in a newer one remembers it"
 
 
+def went_on_apart(first: Generation, root: Generation, settled: int, unsettled: int) -> list[Standing]:
+    """What two members of `root` say, in the order of their ranks, once both have gone on provisionally: by a proposal
+    of the one that has not heard that all have entered `root`, as the other one has."""
+    votes = {rank: Votes(first) for rank in (settled, unsettled)}
+    for rank in votes:
+        votes[rank].promise(root)
+    votes[settled].settle(root)
+    told = votes[unsettled].history(root)
+    counted = tuple(rank for rank, _ in told.counted)
+    apart = after(19, *sorted(votes), root=told.number, counted=counted, learning=(settled,))
+    for rank in votes:
+        votes[rank].promise(apart)
+        votes[rank].settle(apart)
+    return [standing(votes[rank], apart) for rank in sorted(votes)]
+
+
+def test_who_knows_that_a_root_is_settled_tells_of_it_in_a_provisional_generation_that_counts_others() -> None:
+    """G4: 4 was left out of the first generation, and is taken in by the 14th, which is settled for 2 alone. Cut off, 4
+    has both go on by those that counted when it was in last. So 0 comes in, and they are three of those five; but
+    1 and 3 are two of the three that count, and on together."""
+    root = after(14, 1, 2, 3, 4, learning=(1, 2, 3), counted=(1, 2, 3))
+    two, four = went_on_apart(FIRST, root, settled=2, unsettled=4)
+    one = standing(Votes(root), root)
+    assert entitled(part(1, 3), root)
+    assert not entitled(part(0, 2, 4), rank2=two, rank4=four), "one of three"
+    assert entitled(part(0, 1, 2, 4), rank1=one, rank2=two, rank4=four), "two of three, and three of five"
+
+
+def test_members_that_counted_before_a_root_do_not_go_on_apart_from_most_of_it() -> None:
+    """G4: 0 and 1 counted before 2, 3 and 4 did, and 1 has heard that all have entered, 0 has not."""
+    root = after(14, *range(5))
+    zero, one = went_on_apart(after(1, 0, 1), root, settled=1, unsettled=0)
+    assert not entitled(part(0, 1), rank0=zero, rank1=one), "two of five"
+    assert entitled(part(0, 1, 2), rank0=zero, rank1=one, rank2=standing(Votes(root), root))
+
+
+def test_a_provisional_generation_that_counts_as_its_root_does_is_told_alone() -> None:
+    votes, alone = Votes(FIRST), after(3, 2, root=1, counted=(1, 2, 3, 4), gone=(0,))
+    votes.settle(alone)
+    assert [vote.generation for vote in votes.told] == [alone.hash64()]
+
+
 def test_what_is_too_much_to_be_told_entitles_nobody() -> None:
     """The limit of promises: what is forgotten counts against those that are older."""
     attempts = [after(number, 0, 1, 2) for number in range(2, limits.ATTEMPTS_MAX + 3)]
