@@ -681,6 +681,7 @@ async def introductions(scene: Scene) -> str:
             junk = Introduction(certificate_der=secrets.token_bytes(400), name="x", addresses=())
             link.notify(Introductions(devices=(junk,)))
             link.notify(Introductions(devices=invented(limits.INTRODUCTIONS_MAX)))
+        await asyncio.sleep(2.5)  # the last word is read, too: who waited at the one before waits no more
         came = await asyncio.to_thread(joined)
         if not 0 < len(came) <= limits.INTRODUCTIONS_MAX:
             raise NotHeldError(f"{len(came)} devices joined by the liar's word")
