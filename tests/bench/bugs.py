@@ -784,6 +784,14 @@ BUGS: tuple[Bug, ...] = (
         f"{WIRE}/membership/test_gone.py -k newer_root",
     ),
     Bug(
+        "promises-older-than-a-root-take-room",
+        "meshwire.membership.state",
+        "MembershipState.would_say",
+        "vote.entered or not later or",
+        "True or",
+        f"{WIRE}/membership/test_membership.py -k take_no_room",
+    ),
+    Bug(
         "promised-beside-a-newer-root",
         "meshwire.membership.machine",
         "Membership._on_propose",

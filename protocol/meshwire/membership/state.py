@@ -372,7 +372,9 @@ class MembershipState:
     def would_say(self, held: Standing | None = None) -> Standing:
         """What this member would say now, with these rounds or none."""
         later = () if self.later is None else (electorate_of(self.later, entered=True),)
-        told = (*later, *self.votes.told)
+        # A promise older than a root that others have entered decides nothing any more, and would take others' room.
+        own = (vote for vote in self.votes.told if vote.entered or not later or vote.number >= later[0].number)
+        told = (*later, *own)
         votes, untold = told[: limits.ATTEMPTS_MAX + 1], told[limits.ATTEMPTS_MAX + 1 :]
         forgot = max((vote.number for vote in untold), default=0)  # what finds no room counts as forgotten
         say = {"linked": self.links.ranks(self.change), "votes": votes, "forgot": max(forgot, self.votes.forgot)}

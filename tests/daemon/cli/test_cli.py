@@ -333,8 +333,9 @@ def test_peers_are_one_line_each_whatever_they_call_themselves(endpoint: Endpoin
     lines = run("peers").stdout.splitlines()
     assert len(lines) == 3
     assert lines[1].split()[:8] == ["bert", "cdcdcdcd", "linked", "a", "code", "192.168.1.20:7433", "3.4", "ms"]
-    assert lines[1].rstrip().endswith("Linux x86_64")  # a pipe cuts nothing off
+    assert lines[1].rstrip().endswith("8      16.0 GiB")  # a pipe cuts nothing off
     assert lines[2].startswith("evil\\n[bold]\\x1b]0;x ")
+    assert "Linux x86_64" in run("peers", "-v").stdout
     assert [peer["state"] for peer in json.loads(run("peers", "--json").stdout)] == ["linked", "seen"]
 
 

@@ -149,7 +149,7 @@ def test_in_a_pipe_the_text_is_all(endpoint: Endpoint) -> None:
 
 
 def test_pair_says_that_one_code_is_enough(endpoint: Endpoint) -> None:
-    assert "introduced to each other: they join within seconds" in shown_by_pair(endpoint)
+    assert "these are introduced, too, and join within seconds" in shown_by_pair(endpoint)
 
 
 # --- who joined, who waits ---

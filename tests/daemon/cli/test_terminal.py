@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from meshtrain.cli.ui import follow
+from meshtrain.cli.ui import follow, terminal
 from meshtrain.cli.ui.follow_view import View, status_text
 from meshtrain.cli.ui.job import outcome_lines
 from meshtrain.cli.ui.log_pieces import LINE_CHARS_MAX, Lines, RawLines, raw_bytes
-from meshtrain.cli.ui.terminal import COLOUR_CHARS_MAX, say, script_text
+from meshtrain.cli.ui.terminal import COLOUR_CHARS_MAX, print_table, say, script_text
 from meshwire.jobs.lifecycle import JobState
 from meshwire.message_base import Wire
 from meshwire.messages.job import Fetch, Fetched, Metrics, RankReport
@@ -210,3 +210,17 @@ def test_errors_and_names_of_values_are_no_commands(capsys: pytest.CaptureFixtur
     assert obeyed(shown) == set()
     assert f"{RED}E\\x1b[2J\\u202e{PLAIN}" in shown
     assert "l\\x1b[2J 1" in status_text(summary(JobState.RUNNING, ranks=(report,)))
+
+
+@pytest.mark.parametrize("wrapping", [None, "ADDRESS"])
+def test_a_terminal_that_is_too_narrow_for_a_table_loses_no_column(
+    monkeypatch: pytest.MonkeyPatch, wrapping: str | None
+) -> None:
+    """Lines run on, as those of docker and kubectl do: a table whose names are cut off says nothing."""
+    screen = io.StringIO()
+    made = Console(file=screen, width=30, force_terminal=True, color_system=None, soft_wrap=True)
+    monkeypatch.setattr(terminal, "console", lambda: made)
+    print_table(("NAME", "STATE", "ADDRESS"), [("a-long-name-of-a-laptop", "linked", "10.77.0.1:29610")], wrapping)
+    head, row = screen.getvalue().splitlines()
+    assert head.split() == ["NAME", "STATE", "ADDRESS"]
+    assert row.split() == ["a-long-name-of-a-laptop", "linked", "10.77.0.1:29610"]

@@ -655,11 +655,24 @@ def test_a_promise_that_hangs_makes_no_two_majorities() -> None:
 def test_a_promise_that_finds_no_room_beside_a_newer_root_is_told_as_forgotten() -> None:
     three = machine(2)
     three._state.note_root(following(40, 0, ranks=(0, 1), learning=(0, 1)))
-    for number in range(2, limits.ATTEMPTS_MAX + 2):
+    for number in range(41, 41 + limits.ATTEMPTS_MAX):
         three._state.votes.promise(following(number, 0, ranks=(0, 2), learning=(0, 2)))
     standing = three._state.would_say(HELD)
     assert standing.votes[0].number == 40
-    assert standing.votes[-1].number < limits.ATTEMPTS_MAX + 1 == standing.forgot
+    assert standing.votes[-1].number < 40 + limits.ATTEMPTS_MAX == standing.forgot
+
+
+def test_promises_older_than_a_newer_root_take_no_room() -> None:
+    """Who was kept out of a job for long has promised much that came to nothing; it may be taken in nevertheless."""
+    three = machine(2)
+    for number in range(2, 3 * limits.ATTEMPTS_MAX):
+        three._state.votes.promise(following(number, 0, ranks=(0, 2), learning=(0, 2)))
+    root, change = following(100, 0, ranks=(0, 1), learning=(0, 1)), following(101, 0, learning=(0, 1))
+    three._state.note_root(root)
+    three._state.votes.promise(change)
+    standing = three._state.would_say(HELD)
+    assert [vote.generation for vote in standing.votes] == [root.hash64(), FIRST.hash64(), change.hash64()]
+    assert standing.forgot < root.root, "what was forgotten before it does not count either"
 
 
 def test_a_wish_is_repeated_until_it_is_fulfilled() -> None:
