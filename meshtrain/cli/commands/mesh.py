@@ -160,7 +160,7 @@ def peers(
     data_dir: DataDir = None,
     json: Json = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Also what the links were measured to carry.")
+        bool, typer.Option("--verbose", "-v", help="Also their software, and what the links were measured to carry.")
     ] = False,
     measure: Annotated[
         bool,
@@ -170,8 +170,8 @@ def peers(
     """List the other devices. STATE: linked, paired (but away), waiting (for your word), or seen on this network (not
     paired). ADDED BY: a code that was typed here, or the paired device that has introduced it.
 
-    With -v or --measure also what each link was measured to carry, in Mbit/s: what this device SENDS and RECEIVES, one
-    at a time and both AT ONCE, and the round trip without and under load.
+    With -v also their software. With -v or --measure also what each link was measured to carry, in Mbit/s: what this
+    device SENDS and RECEIVES, one at a time and both AT ONCE, and the round trip without and under load.
     """
     with connected(data_dir) as client:
         failed = _measure(client) if measure else ()
@@ -182,9 +182,13 @@ def peers(
         say("No other device is known. Add one: meshtrain pair")
     else:
         print_table(
-            ("NAME", "ID", "STATE", "ADDED BY", "ADDRESS", "RTT", "CORES", "MEMORY", "SOFTWARE"),
+            ("NAME", "ID", "STATE", "ADDED BY", "ADDRESS", "RTT", "CORES", "MEMORY"),
             [_peer_row(peer) for peer in reply.peers],
         )
+        if verbose:
+            print()
+            known = [(printable(peer.name), _software(peer.software)) for peer in reply.peers if peer.software]
+            print_table(("NAME", "SOFTWARE"), known, "SOFTWARE")
         if verbose or measure:
             print_links(reply.peers, time.time())
         for peer in reply.peers:
@@ -211,7 +215,6 @@ def _peer_row(peer: PeerSummary) -> tuple[str, ...]:
         "-" if peer.rtt_s is None else f"{peer.rtt_s * 1000:.1f} ms",
         "-" if peer.cores is None else str(peer.cores),
         "-" if peer.memory_bytes is None else human_bytes(peer.memory_bytes),
-        "-" if peer.software is None else _software(peer.software),
     )
 
 
@@ -316,7 +319,7 @@ def _show_paired(reply: Paired, json: bool) -> None:
         print_json(plain(reply))
         return
     print(f"paired with {printable(reply.name)} ({reply.device[:ID_CHARS]})")
-    say("Its other devices and this one's are introduced to each other: they join within seconds.")
+    say("If either of the two is paired with others, these are introduced, too, and join within seconds.")
     say("Next: meshtrain peers")
 
 

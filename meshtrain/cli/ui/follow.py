@@ -18,6 +18,7 @@ from meshtrain.cli.ui.errors import CliError
 from meshtrain.cli.ui.follow_view import View
 from meshtrain.cli.ui.job import outcome_lines, watch_job
 from meshtrain.cli.ui.log_pieces import Lines, RawLines, ScriptErrors, fetch_log, log_end, tail_offset
+from meshtrain.cli.ui.peer_news import name_of
 from meshtrain.cli.ui.terminal import printable_lines, say
 from meshtrain.client import Client
 from meshtrain.datadir import data_folder
@@ -116,8 +117,9 @@ class Follower:
                 item = self._items.get(timeout=TICK_S)
             except queue.Empty:
                 if ended is not None and time.monotonic() > deadline_s:
-                    ranks = ", ".join(str(rank) for rank in sorted(reading))
-                    say(f"warning: the end of the log of rank {ranks} did not arrive", style="yellow")
+                    names = ", ".join(name_of(ended, rank) for rank in sorted(reading))
+                    later = f"meshtrain logs {ended.job}"
+                    say(f"warning: the end of the log of {names} did not arrive. Later: {later}", style="yellow")
                     return ended
                 continue
             match item:

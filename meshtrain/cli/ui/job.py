@@ -111,7 +111,8 @@ def outcome_lines(job: JobSummary) -> list[str]:
     facts = [f"{job.rounds} rounds"] if job.rounds else []
     if job.replicas_equal is not None:
         verdict = "bit-equal" if job.replicas_equal else "DIFFERENT"
-        facts.append(f"replicas {verdict} ({job.hashes_compared} comparisons)")
+        many = "" if job.hashes_compared == 1 else "s"
+        facts.append(f"replicas {verdict} ({job.hashes_compared} comparison{many})")
     lines = [f"job {job.job} ({printable(job.name)}) {job.state}{took}" + "".join(f", {fact}" for fact in facts)]
     if job.state == JobState.SUCCEEDED:
         return lines + [f"note: {note}" for note in outcome_notes(job)]

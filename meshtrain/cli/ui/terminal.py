@@ -105,8 +105,13 @@ def made_table(columns: Sequence[str], rows: Sequence[Sequence[str]], wrapping: 
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], wrapping: str | None = None) -> None:
-    """Prints `made_table` to stdout."""
-    console().print(made_table(columns, rows, wrapping), soft_wrap=False)
+    """Prints `made_table` to stdout. Where the terminal is too narrow even so, lines run on: nothing is cut off."""
+    from rich.measure import Measurement
+
+    to, table = console(), made_table(columns, rows, wrapping)
+    needed = Measurement.get(to, to.options.update(max_width=PIPE_WIDTH), table).minimum
+    to.width = max(to.width, needed)
+    to.print(table, soft_wrap=False)
 
 
 def human_step(seconds: float) -> str:
