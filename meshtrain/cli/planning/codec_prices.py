@@ -117,7 +117,7 @@ def _filled(spec: CodecSpec, encoded_bytes: int) -> float:
 
 
 def _read(file: Path) -> _KeptPrices:
-    processor, software = _processor(), _software()
+    processor, software = processor_model(), _software()
     with suppress(OSError, ValidationError):  # there is none yet, or one that is broken: it is made anew
         kept = _KeptPrices.model_validate_json(file.read_bytes())
         if (kept.processor, kept.software) == (processor, software):
@@ -132,7 +132,7 @@ def _write(file: Path, kept: _KeptPrices) -> None:
     part.replace(file)
 
 
-def _processor() -> str:
+def processor_model() -> str:
     """The processor's model, where the system tells it: figures of another one do not count."""
     with suppress(OSError):  # not Linux
         for line in CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():

@@ -4,13 +4,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from meshwire.planning.choose import DEFAULT, LEVEL_PART, chosen, job_settings, legal_settings, priced
+from meshwire.planning.choose import DEFAULT, LEVEL_PART, Pinned, job_settings, preferred, priced, wished
 from meshwire.planning.measured_link import MeasuredLink, measured_network
 from meshwire.planning.price import Binds, JobSettings, Price, Pricing
 from meshwire.planning.quality import Quality
 from meshwire.planning.step_trace import StepTrace
 
 PAYS_FROM = 1.05  # of one alone: less is not worth a second laptop, and less than the prediction is sure of
+NOTHING = Pinned()
 EVERY_GROUP_OF = 4  # others: of more, the fastest one, two, three and so on
 
 
@@ -33,13 +34,16 @@ class MeshPlan:
 
     Args:
         links: to the others, in the order in which a job has them as members.
+        pinned: what is not chosen, for it was typed.
     """
 
-    def __init__(self, pricing: Pricing, step: StepTrace, links: Sequence[MeasuredLink]) -> None:
+    def __init__(
+        self, pricing: Pricing, step: StepTrace, links: Sequence[MeasuredLink], pinned: Pinned = NOTHING
+    ) -> None:
         self._pricing = pricing
         self._step = step
         self._links = links
-        self._settings = [each for each in legal_settings(pricing.manifest) if pricing.knows(each.codec)]
+        self._settings = [each for each in pinned.settings(pricing.manifest) if pricing.knows(each.codec)]
 
     @property
     def everybody(self) -> tuple[int, ...]:
@@ -54,18 +58,17 @@ class MeshPlan:
         fastest = sorted(others, key=lambda at: -min(self._links[at].rates_bytes_s))
         return [tuple(sorted(fastest[:count])) for count in range(1, len(fastest) + 1)]
 
-    def options(self, quality: Quality) -> Iterator[Option]:
-        """The best settings of the wished quality for each group; each takes a while."""
-        for group in self.groups():
+    def options(self, quality: Quality, groups: Sequence[tuple[int, ...]] | None = None) -> Iterator[Option]:
+        """The best settings of the wished quality for each group, or for these; each takes a while."""
+        for group in self.groups() if groups is None else groups:
             yield self.best(group, quality)
 
     def best(self, group: tuple[int, ...], quality: Quality) -> Option:
         """The best settings of the wished quality for one group."""
-        settings = [each for each in self._settings if quality.allows(each.quality)]
-        return self._option(group, chosen(self._priced(settings, group), quality))
+        return self._option(group, preferred(self._priced(wished(self._settings, quality), group)))
 
     def default(self, group: tuple[int, ...]) -> Option:
-        """What `submit` does without flags."""
+        """What `submit --no-plan` does."""
         return self._option(group, self._priced([job_settings(*DEFAULT)], group)[0])
 
     def _option(self, group: tuple[int, ...], price: Price) -> Option:

@@ -130,11 +130,11 @@ def test_the_table_has_one_alone_and_each_group_and_marks_the_choice() -> None:
     assert lines[0] == ["LAPTOPS", "SETTINGS", "STEP", "SAMPLES/S", "OF ONE", "SENT A STEP", "QUALITY", "WAITS FOR"]
     assert lines[1] == ["anna", "train alone", "157 ms", "51", "1.00x", "-", "exact", "computing"]
     assert lines[2][:2] == ["*", "anna, bert"]
-    assert lines[3][:2] == ["anna, bert", "no flags"]
+    assert lines[3][:2] == ["anna, bert", "the defaults"]
     (told,) = (line for line in shown.stderr.splitlines() if "together train" in line)
     assert told.startswith(f"anna, bert together train {lines[2][5]} as fast as one laptop alone (")
     assert "a step mostly waits for" in told
-    assert f"Run it: meshtrain submit {lines[2][2]} train.py" in shown.stderr
+    assert f"Run it: meshtrain submit --no-plan {lines[2][2]} train.py" in shown.stderr
     assert "2,900,000 values" in shown.stderr
     assert "All laptops are taken to compute as fast as this one" in shown.stderr
     assert f"bert has {CORES}" in shown.stderr
@@ -158,7 +158,7 @@ def test_a_group_is_named_on_the_line_to_run(mesh: FakeMesh, endpoint: Endpoint)
     mesh.mbit = {BERT: 1000.0, CARL: 1.0}
     found = document()
     assert found["choice"]["members"] == [ANNA, BERT]
-    assert found["command"].startswith("meshtrain submit --on anna,bert ")
+    assert found["command"].startswith("meshtrain submit --no-plan --on anna,bert ")
     assert found["command"].endswith(" train.py")
     assert len(found["options"]) == 3
     assert "; all 3 would do " in found["reason"]
@@ -181,7 +181,7 @@ def test_who_cannot_be_measured_is_left_out_and_named(mesh: FakeMesh) -> None:
     mesh.mbit = {BERT: 1000.0, CARL: 0.0}
     shown = run("plan", "train.py")
     assert "carl is left out, its link was not measured: a job runs on it" in shown.stderr
-    assert "Run it: meshtrain submit --on anna,bert " in shown.stderr, "without it submit would take carl, too"
+    assert "Run it: meshtrain submit --no-plan --on anna,bert " in shown.stderr, "carl would be taken, too"
     mesh.mbit = {BERT: 0.0}
     mesh.known = {}
     shown = run("plan", "train.py")

@@ -88,7 +88,7 @@ def test_it_says_whether_the_network_is_the_bottleneck_and_what_would_help() -> 
     assert "The network is the bottleneck for this model up to 20 Mbit/s" in told
     assert "Twice the speed of one takes" in told
     assert "with 4 laptops" in told
-    assert "without flags" in told
+    assert "with the defaults" in told
     assert "Predicted, not measured" in shown.stderr
 
 
@@ -110,7 +110,7 @@ def test_a_model_that_computes_long_is_told_that_the_network_is_no_matter(monkey
     shown = run("whatif", "train.py", "--mbit", "50", "--peers", "2,3")
     assert "The network is not the bottleneck for this model, from 50 Mbit/s on" in shown.stderr
     assert "train alone" not in shown.stdout + shown.stderr
-    assert {row[0] for row in table(shown).values()} == {"no flags"}
+    assert {row[0] for row in table(shown).values()} == {"the defaults"}
 
 
 @pytest.mark.usefixtures("known_script")
@@ -240,7 +240,7 @@ def test_prices_are_measured_once_for_this_processor_and_these_versions(
     assert codec_prices(["fp32", "topk"], folder, stages) == found
     codec_prices(["fp32", "int8"], folder, stages)
     assert bench.asked == [["fp32", "topk"], ["int8"]]
-    monkeypatch.setattr(prices_module, "_processor", lambda: "another one")
+    monkeypatch.setattr(prices_module, "processor_model", lambda: "another one")
     codec_prices(["fp32"], folder, stages)
     assert bench.asked[2:] == [["fp32"]]
     (folder / prices_module.FILE).write_text("{")
