@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from meshtrain.cli.planning.codec_prices import codec_prices
+from meshtrain.cli.planning.codec_prices import processor_prices
 from meshtrain.cli.planning.linked_mesh import assumptions, find_mesh
 from meshtrain.cli.planning.mesh_verdict import COLUMNS as PLAN_COLUMNS
 from meshtrain.cli.planning.mesh_verdict import mesh_document, mesh_rows, play, reason, submit_line
@@ -76,9 +76,9 @@ def plan(
         except NotMeasured as problem:
             raise problem.of_steps(relative) from None
         busy = programs.note()
-        prices = codec_prices([tried.codec for tried in EVIDENCE], data_dir, stages)
-        pricing = Pricing(traced.measurement.manifest, prices)
-        mesh = MeshPlan(pricing, traced.step, [link for _, link in there.others])
+        prices = processor_prices([tried.codec for tried in EVIDENCE], data_dir, stages)
+        pricing = Pricing(traced.measurement.manifest, prices.codecs)
+        mesh = MeshPlan(pricing, traced.step, [link for _, link in there.others], work=prices.work)
         found = play(mesh, there, traced.step, quality, mesh.groups(), stages)
         fast = mesh.best(mesh.everybody if found.choice is None else found.choice.others, Quality.FAST)
         found = replace(found, fast=fast)
@@ -167,9 +167,12 @@ def whatif(
         except NotMeasured as problem:
             raise problem.of_steps(relative) from None
         busy = others.note()
-        prices = codec_prices([tried.codec for tried in EVIDENCE], data_dir, stages)
-        pricing = Pricing(traced.measurement.manifest, prices)
-        analysis = WhatIf(pricing, traced.step, network, quality)
+        prices = processor_prices([tried.codec for tried in EVIDENCE], data_dir, stages)
+        pricing = Pricing(traced.measurement.manifest, prices.codecs)
+        work = prices.work
+        analysis = WhatIf(
+            pricing, traced.step, lambda count, bytes_s: replace(network(count, bytes_s), work=work), quality
+        )
         cells: list[Cell] = []
         for found in analysis.cells(rates, counts):
             cells.append(found)

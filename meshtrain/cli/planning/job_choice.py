@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from meshtrain.cli.planning.codec_prices import codec_prices
+from meshtrain.cli.planning.codec_prices import processor_prices
 from meshtrain.cli.planning.linked_mesh import LinkedMesh, NobodyLinked, OneMachine, assumptions, find_mesh
 from meshtrain.cli.planning.mesh_verdict import Planned, play, reason
 from meshtrain.cli.planning.script_profiles import Shipped, profile
@@ -158,7 +158,7 @@ def find_choice(
         if not candidates:
             raise NotChosen("what was typed fits none of the settings that can be predicted")
         codecs = dict.fromkeys([DEFAULT[0], *(str(each.codec) for each in candidates)])
-        pricing = Pricing(manifest, codec_prices(list(codecs), data_dir, stages))
+        prices = processor_prices(list(codecs), data_dir, stages)
     except NobodyLinked:
         return None
     except OneMachine as problem:
@@ -167,7 +167,8 @@ def find_choice(
         raise NotChosen(_in_a_line(str(problem))) from None
     except (CliError, RequestError) as problem:
         raise NotChosen(_in_a_line(str(problem))) from None
-    mesh = MeshPlan(pricing, traced.step, [link for _, link in there.others], typed.pinned)
+    pricing = Pricing(manifest, prices.codecs)
+    mesh = MeshPlan(pricing, traced.step, [link for _, link in there.others], typed.pinned, prices.work)
     planned = play(mesh, there, traced.step, quality, groups_of(mesh, there, typed), stages)
     others = [peer for peer, _ in there.others]
     return FoundChoice(planned, typed, (*([busy] if busy is not None else []), *there.notes, *assumptions(others)))

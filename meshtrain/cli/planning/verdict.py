@@ -21,7 +21,7 @@ WAITS_FOR = {
     Binds.COMPUTE: "computing",
     Binds.LINK: "the link",
     Binds.AIR: "the air",
-    Binds.PROCESSOR: "codec, TLS",
+    Binds.PROCESSOR: "the daemons",
     Binds.LATENCY: "latency",
 }
 

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from meshwire import limits
 from meshwire.message_base import Seconds, Wire
-from meshwire.planning.network import Network, PeerLink
+from meshwire.planning.network import USUAL_WORK, DaemonWork, Network, PeerLink
 
 SHARED_PART = 1.4  # both directions at once carry less than this of the better one alone: they share a medium
 
@@ -64,7 +64,7 @@ class MeasuredLink(Wire):
         return self.both_send_bytes_s, self.both_receive_bytes_s
 
 
-def measured_network(links: Sequence[MeasuredLink]) -> Network:
+def measured_network(links: Sequence[MeasuredLink], work: DaemonWork = USUAL_WORK) -> Network:
     """The network of a device, which comes first, and those that its links lead to.
 
     The first one is as fast as with the fastest of the others, and these are with each other as fast as with it. All
@@ -85,4 +85,4 @@ def measured_network(links: Sequence[MeasuredLink]) -> Network:
         for link, send_bytes_s, receive_bytes_s in zip(links, sends, receives, strict=True)
     )
     air = min((link.crossings * link.both_bytes_s for link in shared), default=None)
-    return Network((first, *others), air_bytes_s=air)
+    return Network((first, *others), air_bytes_s=air, work=work)

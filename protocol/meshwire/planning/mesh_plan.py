@@ -6,6 +6,7 @@ from itertools import combinations
 
 from meshwire.planning.choose import DEFAULT, LEVEL_PART, Pinned, job_settings, preferred, priced, wished
 from meshwire.planning.measured_link import MeasuredLink, measured_network
+from meshwire.planning.network import USUAL_WORK, DaemonWork, Network
 from meshwire.planning.price import Binds, JobSettings, Price, Pricing
 from meshwire.planning.quality import Quality
 from meshwire.planning.step_trace import StepTrace
@@ -35,11 +36,18 @@ class MeshPlan:
     Args:
         links: to the others, in the order in which a job has them as members.
         pinned: what is not chosen, for it was typed.
+        work: of each daemon's processor.
     """
 
     def __init__(
-        self, pricing: Pricing, step: StepTrace, links: Sequence[MeasuredLink], pinned: Pinned = NOTHING
+        self,
+        pricing: Pricing,
+        step: StepTrace,
+        links: Sequence[MeasuredLink],
+        pinned: Pinned = NOTHING,
+        work: DaemonWork = USUAL_WORK,
     ) -> None:
+        self._work = work
         self._pricing = pricing
         self._step = step
         self._links = links
@@ -72,12 +80,14 @@ class MeshPlan:
         return self._option(group, self._priced([job_settings(*DEFAULT)], group)[0])
 
     def _option(self, group: tuple[int, ...], price: Price) -> Option:
-        steps, network = self._steps(group), measured_network([self._links[at] for at in group])
+        steps, network = self._steps(group), self._network(group)
         return Option(group, price, self._pricing.waits_for(price.settings, steps, network))
 
     def _priced(self, settings: Sequence[JobSettings], group: tuple[int, ...]) -> list[Price]:
-        network = measured_network([self._links[at] for at in group])
-        return priced(self._pricing, settings, self._steps(group), network)
+        return priced(self._pricing, settings, self._steps(group), self._network(group))
+
+    def _network(self, group: tuple[int, ...]) -> Network:
+        return measured_network([self._links[at] for at in group], self._work)
 
     def _steps(self, group: tuple[int, ...]) -> tuple[StepTrace, ...]:
         return (self._step,) * (1 + len(group))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from meshtrain.cli.planning import job_choice, script_profiles
+from meshtrain.cli.planning.codec_prices import ProcessorPrices
 from meshtrain.cli.planning.job_choice import FoundChoice, JobChoice, NotChosen, groups_of
 from meshtrain.cli.planning.linked_mesh import LinkedMesh
 from meshtrain.cli.planning.other_programs import OtherPrograms
@@ -56,7 +57,7 @@ def mesh(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, request: pytest.Fi
         request.getfixturevalue(name)
     monkeypatch.delenv("MESHTRAIN_NO_PLAN")
     fixed = {tried.codec: CodecPrice(0.5e-9, 0.5e-9) for tried in EVIDENCE}
-    monkeypatch.setattr(job_choice, "codec_prices", lambda codecs, *_: {codec: fixed[codec] for codec in codecs})
+    monkeypatch.setattr(job_choice, "processor_prices", lambda *_: ProcessorPrices(fixed))
     monkeypatch.setattr(OtherPrograms, "part", lambda _: 0.0)
     endpoint.answers[Submit] = accepting({})
     return FakeMesh(endpoint)

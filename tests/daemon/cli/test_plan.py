@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from meshtrain.cli.commands import planning as command
+from meshtrain.cli.planning.codec_prices import ProcessorPrices
 from meshtrain.cli.planning.linked_mesh import FRESH_S
 from meshtrain.cli.planning.mesh_verdict import devices_of
 from meshtrain.cli.planning.other_programs import OtherPrograms
@@ -103,7 +104,7 @@ def mesh(endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "train.py").write_text("raise SystemExit('it is not run')\n")
     steps_as(monkeypatch)
     fixed = {tried.codec: CodecPrice(0.5e-9, 0.5e-9) for tried in EVIDENCE}
-    monkeypatch.setattr(command, "codec_prices", lambda *_: fixed)
+    monkeypatch.setattr(command, "processor_prices", lambda *_: ProcessorPrices(fixed))
     monkeypatch.setattr(OtherPrograms, "part", lambda _: 0.0)
     return FakeMesh(endpoint)
 
