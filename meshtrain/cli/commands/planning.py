@@ -79,7 +79,7 @@ def plan(
         prices = processor_prices([tried.codec for tried in EVIDENCE], data_dir, stages)
         pricing = Pricing(traced.measurement.manifest, prices.codecs)
         mesh = MeshPlan(pricing, traced.step, [link for _, link in there.others], work=prices.work)
-        found = play(mesh, there, traced.step, quality, mesh.groups(), stages)
+        found = play(mesh, there, quality, mesh.groups(), stages)
         fast = mesh.best(mesh.everybody if found.choice is None else found.choice.others, Quality.FAST)
         found = replace(found, fast=fast)
     told, line = reason(found), submit_line(found, script, args or (), typed_data)
@@ -90,7 +90,7 @@ def plan(
     for note in (
         *([f"note: {busy}"] if busy is not None else []),
         *there.notes,
-        *assumptions([peer for peer, _ in there.others]),
+        *assumptions([peer for peer, _ in there.others], traced.step.device),
     ):
         say(note)
     print_table(PLAN_COLUMNS, mesh_rows(found), "SETTINGS")

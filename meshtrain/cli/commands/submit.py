@@ -259,7 +259,7 @@ def submit(
         raise typer.Exit(_resubmit(context, resume, _names(on), (count, count_max), data_dir, detach=detach, json=json))
     if resume is not None and seed is not None:
         raise BadCommandLine("--resume keeps the seed of its job, so that no sample is used twice", "it without --seed")
-    typed = JobChoice(Pinned(sync, codec, topology), _names(on), count, count_max)
+    typed = JobChoice(Pinned(sync, codec, topology), _names(on), count, count_max, shares)
     settings, chosen_codec, chosen_masks = _settings(
         typed.sync, straggler, visibility, own, shares, checkpoint_every, codec, masks, topology
     )
@@ -296,7 +296,7 @@ def submit(
             chosen = choose(shipped, typed, quality, data_dir, asks=at_terminal() and not (json or dry_run))
             settings, chosen_codec, chosen_masks = _settings(
                 chosen.sync,
-                *(straggler, visibility, own, shares, checkpoint_every),
+                *(straggler, visibility, own, chosen.shares, checkpoint_every),
                 *(chosen.pinned.codec, masks, chosen.pinned.topology),
             )
         body = Submit(
@@ -316,7 +316,7 @@ def submit(
             straggler=straggler,
             visibility=visibility,
             own=own,
-            shares=shares,
+            shares=chosen.shares,
             codec=chosen.pinned.codec,
             topology=chosen.pinned.topology,
             masks=masks,

@@ -8,9 +8,8 @@ import typer
 
 from meshtrain.cli.planning.codec_prices import processor_prices
 from meshtrain.cli.planning.linked_mesh import LinkedMesh, NobodyLinked, OneMachine, assumptions, find_mesh
-from meshtrain.cli.planning.mesh_verdict import Planned, play, reason
+from meshtrain.cli.planning.mesh_verdict import Planned, play, reason, typed_for
 from meshtrain.cli.planning.script_profiles import Shipped, profile
-from meshtrain.cli.planning.verdict import flags
 from meshtrain.cli.submission.measuring import NotMeasured
 from meshtrain.cli.ui.errors import CliError
 from meshtrain.cli.ui.progress import Stages
@@ -38,12 +37,14 @@ class JobChoice:
     Attributes:
         on: names or ids; empty: whoever is linked, or as many as `peers` says.
         peers_max: up to how many join; None: nobody does.
+        shares: as typed after --shares.
     """
 
     pinned: Pinned
     on: tuple[str, ...] = ()
     peers: int | None = None
     peers_max: int | None = None
+    shares: str | None = None
 
     @property
     def sync(self) -> str:
@@ -119,12 +120,15 @@ class FoundChoice:
         """Asked where alone is recommended and somebody can answer: yes is alone."""
         names = [device.name for device in self.planned.devices]
         others = ", ".join(names[1 + at] for at in self.together.others)
-        return f"Train alone? (n: together with {others}, {flags(self.together.price)})"
+        where = f" on {names[self.planned.alone]}" if self.planned.alone else ""
+        return f"Train alone{where}? (n: together with {others}, {typed_for(self.together)})"
 
     def job(self, *, alone: bool) -> JobChoice:
         """What is submitted."""
         if alone:
-            return replace(self.typed, on=(), peers=1, peers_max=None)
+            if self.planned.alone:
+                return replace(self.typed, on=(self.planned.devices[self.planned.alone].id,))
+            return replace(self.typed, peers=1)
         option, typed = self.together, self.typed
         settings = option.price.settings
         usual = settings.collective == collective_for(settings.codec)
@@ -139,7 +143,8 @@ class FoundChoice:
         if not on and typed.peers_max is None and not everybody:
             devices = self.planned.devices
             on = (devices[0].id, *(devices[1 + at].id for at in option.others))
-        return replace(typed, pinned=chosen, on=on, peers=None if on else typed.peers)
+        shares = typed.shares or ("speed" if option.uneven else None)
+        return replace(typed, pinned=chosen, on=on, peers=None if on else typed.peers, shares=shares)
 
 
 def find_choice(
@@ -167,11 +172,19 @@ def find_choice(
         raise NotChosen(_in_a_line(str(problem))) from None
     except (CliError, RequestError) as problem:
         raise NotChosen(_in_a_line(str(problem))) from None
-    pricing = Pricing(manifest, prices.codecs)
-    mesh = MeshPlan(pricing, traced.step, [link for _, link in there.others], typed.pinned, prices.work)
-    planned = play(mesh, there, traced.step, quality, groups_of(mesh, there, typed), stages)
+    mesh = MeshPlan(
+        Pricing(manifest, prices.codecs),
+        traced.step,
+        [link for _, link in there.others],
+        typed.pinned,
+        prices.work,
+        shares=typed.shares != "equal",
+    )
+    planned = play(mesh, there, quality, groups_of(mesh, there, typed), stages)
     others = [peer for peer, _ in there.others]
-    return FoundChoice(planned, typed, (*([busy] if busy is not None else []), *there.notes, *assumptions(others)))
+    return FoundChoice(
+        planned, typed, (*([busy] if busy is not None else []), *there.notes, *assumptions(others, traced.step.device))
+    )
 
 
 def groups_of(mesh: MeshPlan, there: LinkedMesh, typed: JobChoice) -> Groups:

@@ -129,13 +129,23 @@ def _nobody(linked: Sequence[PeerSummary]) -> tuple[str, str]:
     )
 
 
-def assumptions(others: Sequence[PeerSummary]) -> list[str]:
-    """What is not known of the others, said before the figures."""
-    own = os.cpu_count() or 1
-    notes = ["All laptops are taken to compute as fast as this one."]
-    differ = [f"{printable(peer.name)} has {peer.cores}" for peer in others if peer.cores not in (None, own)]
-    if differ:
-        notes = [f"{notes[0]} They may not: this one has {own} cores, {', '.join(differ)}."]
+def assumptions(others: Sequence[PeerSummary], device: str) -> list[str]:
+    """What is not known of the others, or roughly, said before the figures.
+
+    Args:
+        device: that this laptop trains on, as torch names it.
+    """
+    speeds = {peer.device: peer.measured.peer_speed for peer in others if peer.measured is not None}
+    known = [peer for peer in others if speeds.get(peer.device) is not None and device == "cpu"]
+    told = [f"{printable(peer.name)} {speeds[peer.device]:.2f}" for peer in known]
+    notes = [f"In this laptop's speed, by a short calculation: {', '.join(told)}."] if told else []
+    unknown = [peer for peer in others if peer not in known]
+    if unknown:
+        own = os.cpu_count() or 1
+        who = "All laptops" if not known else ", ".join(printable(peer.name) for peer in unknown)
+        text = f"{who} are taken to compute as fast as this one."
+        differ = [f"{printable(peer.name)} has {peer.cores}" for peer in unknown if peer.cores not in (None, own)]
+        notes.append(f"{text} They may not: this one has {own} cores, {', '.join(differ)}." if differ else text)
     if here := _on_this_machine(others):
         notes.append(f"On this very machine: {', '.join(here)}. Its processor is shared, which no figure here counts.")
     if len(others) > 1:

@@ -43,6 +43,7 @@ class Planned:
 
     Attributes:
         devices: this one first, then those with a measured link.
+        step: of the best one alone, which is `alone` of the devices.
         quality: that is wished for.
         options: the best of that quality for each group.
         default: all together with `submit --no-plan`.
@@ -59,6 +60,7 @@ class Planned:
     fast: Option | None
     choice: Option | None
     takes_all: bool
+    alone: int = 0
 
 
 def devices_of(named: Sequence[tuple[str, str]]) -> list[Device]:
@@ -74,7 +76,6 @@ def devices_of(named: Sequence[tuple[str, str]]) -> list[Device]:
 def play(
     mesh: MeshPlan,
     there: LinkedMesh,
-    step: StepTrace,
     quality: Quality,
     groups: Sequence[tuple[int, ...]],
     stages: Stages,
@@ -86,7 +87,8 @@ def play(
         stages.show(f"playing rounds on these laptops ({len(options)} of {len(groups)} groups)")
     return Planned(
         devices=devices_of([there.this, *((peer.device, peer.name) for peer, _ in there.others)]),
-        step=step,
+        step=mesh.step_alone,
+        alone=mesh.fastest_alone,
         quality=quality,
         options=options,
         default=mesh.default(mesh.everybody),
@@ -96,10 +98,18 @@ def play(
     )
 
 
+def typed_for(option: Option) -> str:
+    """What is typed for it after `submit --no-plan`."""
+    typed = flags(option.price)
+    if not option.uneven:
+        return typed
+    return "--shares speed" if typed == THE_DEFAULTS else f"{typed} --shares speed"
+
+
 def mesh_rows(found: Planned) -> list[tuple[str, ...]]:
     """The rows of the table, under COLUMNS: alone, each group, and what else one might have typed."""
     step = found.step
-    this = found.devices[0].name
+    this = found.devices[found.alone].name
     alone = (this, ALONE, milliseconds(step.alone_s), number(step.samples_s), times(1.0), "-", "exact", "computing")
     rows: list[tuple[str, ...]] = [(CHOSEN if found.choice is None else "", *alone)]
     rows += [_row(found, option, chosen=option is found.choice) for option in found.options]
@@ -116,7 +126,7 @@ def _row(found: Planned, option: Option, *, chosen: bool) -> tuple[str, ...]:
     return (
         CHOSEN if chosen else "",
         _names(found, option),
-        flags(price),
+        typed_for(option),
         milliseconds(price.step_s),
         number(price.samples_s),
         times(price.against_one),
@@ -139,7 +149,7 @@ def reason(found: Planned) -> str:
     choice, price = found.choice, found.choice.price
     text = (
         f"{_names(found, choice)} together train {times(price.against_one)} as fast as one laptop alone "
-        f"({number(price.samples_s)} samples/s, {number(price.alone_samples_s)} alone), with {flags(price)}: "
+        f"({number(price.samples_s)} samples/s, {number(price.alone_samples_s)} alone), with {typed_for(choice)}: "
         f"a step mostly waits for {WAITS_FOR[choice.waits_for]}"
     )
     everybody = max(found.options, key=lambda option: len(option.others))
@@ -151,15 +161,16 @@ def reason(found: Planned) -> str:
 
 
 def _alone(found: Planned) -> str:
-    best = max((option.price for option in found.options), key=lambda price: price.samples_s)
-    reached = flags(best)
+    option = max(found.options, key=lambda option: option.price.samples_s)
+    best, reached = option.price, typed_for(option)
+    train = "Train alone" if not found.alone else f"Train alone on {found.devices[found.alone].name}, which is faster"
     typed = "" if reached == THE_DEFAULTS else f", with {reached}"
     if best.against_one < 1:
-        text = f"Train alone: one laptop is {1 / best.against_one:.2f} times as fast as the best of all groups{typed}."
+        text = f"{train}: one laptop is {1 / best.against_one:.2f} times as fast as the best of all groups{typed}."
     else:
         more = f"{PAYS_FROM:.2f}"
         text = (
-            f"Train alone: the best of all groups does {times(best.against_one)} of one laptop{typed}, and below "
+            f"{train}: the best of all groups does {times(best.against_one)} of one laptop{typed}, and below "
             f"{more}x a prediction is not sure enough."
         )
     return text + _with_fast(found)
@@ -172,19 +183,19 @@ def _with_fast(found: Planned) -> str:
     now = found.choice.price.against_one if found.choice is not None else 1.0
     if price.against_one < PAYS_FROM * now:
         return ""
-    return f" With --quality fast: {times(price.against_one)}, {flags(price)}."
+    return f" With --quality fast: {times(price.against_one)}, {typed_for(found.fast)}."
 
 
 def submit_line(found: Planned, script: str, args: Sequence[str], data: str | None) -> str:
     """The command that does what was chosen, whole, and chooses nothing anew."""
     words = ["meshtrain", "submit"] if found.choice is None else ["meshtrain", "submit", "--no-plan"]
     if found.choice is None:
-        words += ["--peers", "1"]
+        words += ["--on", found.devices[found.alone].typed] if found.alone else ["--peers", "1"]
     else:
         if not (found.takes_all and len(found.choice.others) == len(found.devices) - 1):
             members = (found.devices[0], *(found.devices[1 + at] for at in found.choice.others))
             words += ["--on", ",".join(member.typed for member in members)]
-        typed = flags(found.choice.price)
+        typed = typed_for(found.choice)
         words += [] if typed == THE_DEFAULTS else typed.split(" ")
     if data is not None:
         words += ["--data", data]

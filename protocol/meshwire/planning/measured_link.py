@@ -13,6 +13,7 @@ from meshwire import limits
 from meshwire.message_base import Seconds, Wire
 from meshwire.planning.network import USUAL_WORK, DaemonWork, Network, PeerLink
 
+SPEED_RATIO_MAX = 1000.0  # of two devices
 SHARED_PART = 1.4  # both directions at once carry less than this of the better one alone: they share a medium
 
 Goodput = Annotated[float, Field(gt=0, le=limits.GOODPUT_BYTES_S_MAX)]
@@ -28,6 +29,8 @@ class MeasuredLink(Wire):
         loaded_rtt_s: of a message beside chunks one way; None: none came back in time.
         wired, peer_wired: whether this end, and the other one, has a cable; None: unknown.
         at_s: when, in Unix time.
+        peer_speed: how fast the other device computes, in this one's speed, by a calculation that is the same on both;
+            None: unknown.
     """
 
     send_bytes_s: Goodput
@@ -39,6 +42,7 @@ class MeasuredLink(Wire):
     wired: bool | None
     peer_wired: bool | None
     at_s: Seconds
+    peer_speed: Annotated[float, Field(gt=0, le=SPEED_RATIO_MAX)] | None = None
 
     @property
     def both_bytes_s(self) -> float:

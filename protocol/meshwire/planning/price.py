@@ -144,7 +144,11 @@ class Pricing:
         assert len(steps) == len(network.links)
         sync = settings.sync
         period = max(1, sync.period)
-        rounds = [self._round(settings, each, steps, network) for each in self._all_loads(settings, len(steps))]
+        # In step, a round is over for all at once; who then takes longer to apply it begins the next step later.
+        in_step = not sync.period and not sync.staleness
+        applied_s = min(step.after_s for step in steps)
+        late_s = [step.after_s - applied_s if in_step else 0.0 for step in steps]
+        rounds = [self._round(settings, each, steps, late_s, network) for each in self._all_loads(settings, len(steps))]
         played = [one for one, _ in rounds]
         round_s = fmean(each for _, each in rounds) + network.work.round_s
         compute_s = max(step.alone_s + (0 if sync.period else step.copy_s) for step in steps)
@@ -162,7 +166,7 @@ class Pricing:
             cycle_s = (round_s + 2 * after_s) / (sync.staleness + 1)
             step_s = max(compute_s, cycle_s, *(_busiest_s(one, network.work) for one in played))
         else:
-            step_s = round_s + after_s
+            step_s = round_s + applied_s
         sent = _means([one.sent_bytes for one in played], period)
         received = _means([one.received_bytes for one in played], period)
         busy_s = fmean(max(one.busiest_link_s, one.air_s) for one in played) / period
@@ -206,18 +210,28 @@ class Pricing:
         return fmean(max(each.processor_s) for each in played)
 
     def _round(
-        self, settings: JobSettings, loads: "_Loads", steps: Sequence[StepTrace], network: Network
+        self,
+        settings: JobSettings,
+        loads: "_Loads",
+        steps: Sequence[StepTrace],
+        late_s: Sequence[float],
+        network: Network,
     ) -> tuple[Played, float]:
         """A round as it is played, and when the last member has it: in seconds from the step's beginning, or with a
         period from the round's."""
         period = settings.sync.period
-        ready = [[0.0] * len(loads.loads) if period else loads.ready_s(step) for step in steps]
+        ready = [
+            [0.0] * len(loads.loads) if period else [late + each_s for each_s in loads.ready_s(step)]
+            for step, late in zip(steps, late_s, strict=True)
+        ]
         played = self._playback(settings.collective, len(steps)).play(loads.loads, ready, network)
         if period:
             return played, max(played.finished_s)
         ends = [
-            max(finished_s, _computed_s(step, finished_s, processor_s))
-            for step, finished_s, processor_s in zip(steps, played.finished_s, played.processor_s, strict=True)
+            max(finished_s, late + _computed_s(step, finished_s - late, processor_s))
+            for step, late, finished_s, processor_s in zip(
+                steps, late_s, played.finished_s, played.processor_s, strict=True
+            )
         ]
         return played, max(ends)
 

@@ -261,6 +261,35 @@ def test_who_is_named_and_not_known_is_left_to_the_daemon(endpoint: Endpoint, me
     assert who(body) == ((), 4, None)
 
 
+def test_laptops_that_differ_get_batches_that_suit_them_unless_equal_ones_are_typed(
+    endpoint: Endpoint, mesh: FakeMesh
+) -> None:
+    mesh.speeds = {BERT: 0.6}
+    body, said = submitted(endpoint)
+    assert body.shares == "speed"
+    assert "note: In this laptop's speed, by a short calculation: bert 0.60.\n" in said
+    assert " --shares speed" in said
+    body, said = submitted(endpoint, "--shares", "equal")
+    assert body.shares == "equal"
+    assert "--shares speed" not in said
+    mesh.speeds = {BERT: 0.9}
+    mesh.known = {}
+    body, said = submitted(endpoint)
+    assert body.shares is None
+
+
+def test_alone_is_on_the_laptop_that_is_fastest_alone(
+    endpoint: Endpoint, mesh: FakeMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mesh.mbit, mesh.speeds = {BERT: 2.0, CARL: 2.0}, {BERT: 1.1, CARL: 3.0}
+    body, said = submitted(endpoint, "--quality", "exact")
+    assert who(body) == ((CARL,), None, None)
+    assert "chosen: Train alone on carl, which is faster: one laptop is " in said
+    asked = answering(monkeypatch, True)
+    submitted(endpoint, "--quality", "exact")
+    assert asked[0].startswith("Train alone on carl? (n: together with ")
+
+
 # --- the profile ---
 
 

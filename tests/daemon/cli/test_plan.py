@@ -61,6 +61,7 @@ class FakeMesh:
         known: what is.
         together: whom a job would take.
         without_torch: linked devices.
+        speeds: how fast others compute; of who is not in it, unknown.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -68,6 +69,7 @@ class FakeMesh:
         self.known: dict[str, MeasuredLink] = {}
         self.together: tuple[str, ...] | None = None
         self.without_torch: set[str] = set()
+        self.speeds: dict[str, float] = {}
         self.names = dict(NAMES)
         self.addresses: dict[str, str] = {}
         endpoint.answers |= {
@@ -92,7 +94,11 @@ class FakeMesh:
         )
 
     def _measure(self, body: MeasureLinks, _emit: Emit) -> LinksMeasured:
-        self.known |= {device: measured(self.mbit[device], 0.0) for device in body.devices if self.mbit[device]}
+        self.known |= {
+            device: measured(self.mbit[device], 0.0).model_copy(update={"peer_speed": self.speeds.get(device)})
+            for device in body.devices
+            if self.mbit[device]
+        }
         failed = [(self.names[device], "a job runs on it") for device in body.devices if not self.mbit[device]]
         return LinksMeasured(failed=tuple(failed))
 
@@ -201,6 +207,14 @@ def test_who_could_not_be_in_a_job_is_left_out_and_named(mesh: FakeMesh, endpoin
     assert "carl is left out: it has no torch, or no link to one of the others" in shown.stderr
     assert asked(endpoint) == [(BERT,)]
     assert "--on" not in shown.stderr, "submit leaves it out by itself"
+
+
+def test_who_is_faster_is_named_where_alone_is_faster(mesh: FakeMesh) -> None:
+    mesh.mbit, mesh.speeds = {BERT: 2.0}, {BERT: 2.5}
+    shown = run("plan", "--quality", "exact", "train.py")
+    assert shown.stdout.splitlines()[1].startswith("*  bert  ")
+    assert "Train alone on bert, which is faster" in shown.stderr
+    assert "Run it: meshtrain submit --on bert train.py" in shown.stderr
 
 
 def test_daemons_on_one_machine_are_told_that_they_share_it(mesh: FakeMesh) -> None:
