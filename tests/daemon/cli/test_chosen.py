@@ -308,7 +308,7 @@ def test_a_script_is_measured_once_as_long_as_what_decides_is_the_same(
     assert runs() == 3
     (project / "sets [1]" / "a.bin").write_bytes(bytes(101))
     assert runs("--data", "sets [1]") == 4
-    shown = run("submit", "-d", "train.py", "--lr", "1")
+    shown = run("submit", "-d", "--data", "sets [1]", "train.py", "--lr", "1")
     assert (shown.exit_code, len(script.runs)) == (0, 5)
     monkeypatch.setattr(script_profiles, "processor_model", lambda: "another one")
     assert runs() == 6

@@ -258,3 +258,10 @@ def test_a_cell_of_rate_and_peers_holds_best_and_default() -> None:
         assert each.best.samples_s >= 0.97 * each.default.samples_s
         assert each.best.settings.quality in (Quality.EXACT, Quality.SAFE)
     assert cells[0].waits_for is Binds.AIR
+
+
+def test_who_takes_longer_to_apply_a_round_begins_the_next_step_later_and_no_more() -> None:
+    """In step: one member computes long and applies quickly, 1 s in all; the other the other way round, 1.2 s."""
+    steps = step(0.0, 0.9, 0.1, 0.0), step(0.0, 0.6, 0.6, 0.0)
+    found = PRICING.price(job_settings("fp32", "bsp"), steps, quick(cables(2, 1e12, 0.0)))
+    assert found.step_s == pytest.approx(1.2, rel=0.02)
