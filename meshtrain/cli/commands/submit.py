@@ -328,6 +328,7 @@ def submit(
             dry_run=dry_run,
             independent=independent,
             partition_wait=waits,
+            prediction=chosen.prediction,
             checkpoint_every=checkpoint_every,
             resume=None if resume is None else resume_from(client, resume),
         )
@@ -362,7 +363,8 @@ def submit(
         folders = {"source": source, **({"data": shipped_data} if shipped_data is not None else {})}
         show_dry_run(submitted, notes, folders, memory, json)
         return
-    raise typer.Exit(started(submitted, notes, data_dir, detach=detach, json=json))
+    predicted = chosen.prediction is not None
+    raise typer.Exit(started(submitted, notes, data_dir, detach=detach, json=json, predicted=predicted))
 
 
 def _open(typed: JobChoice) -> bool:

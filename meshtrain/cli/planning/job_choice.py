@@ -16,6 +16,7 @@ from meshtrain.cli.ui.progress import Stages
 from meshtrain.cli.ui.terminal import printable_lines, say
 from meshtrain.errors import RequestError
 from meshwire.collectives.strategy import collective_for
+from meshwire.messages.job import Prediction
 from meshwire.planning.choose import DEFAULT, Pinned, wished
 from meshwire.planning.mesh_plan import MeshPlan, Option
 from meshwire.planning.price import Pricing
@@ -38,6 +39,7 @@ class JobChoice:
         on: names or ids; empty: whoever is linked, or as many as `peers` says.
         peers_max: up to how many join; None: nobody does.
         shares: as typed after --shares.
+        prediction: of it; None: there is none.
     """
 
     pinned: Pinned
@@ -45,6 +47,7 @@ class JobChoice:
     peers: int | None = None
     peers_max: int | None = None
     shares: str | None = None
+    prediction: Prediction | None = None
 
     @property
     def sync(self) -> str:
@@ -126,9 +129,11 @@ class FoundChoice:
     def job(self, *, alone: bool) -> JobChoice:
         """What is submitted."""
         if alone:
+            samples_s = self.planned.step.samples_s
+            typed = replace(self.typed, prediction=Prediction(samples_s=samples_s, alone_samples_s=samples_s))
             if self.planned.alone:
-                return replace(self.typed, on=(self.planned.devices[self.planned.alone].id,))
-            return replace(self.typed, peers=1)
+                return replace(typed, on=(self.planned.devices[self.planned.alone].id,))
+            return replace(typed, peers=1)
         option, typed = self.together, self.typed
         settings = option.price.settings
         usual = settings.collective == collective_for(settings.codec)
@@ -144,7 +149,10 @@ class FoundChoice:
             devices = self.planned.devices
             on = (devices[0].id, *(devices[1 + at].id for at in option.others))
         shares = typed.shares or ("speed" if option.uneven else None)
-        return replace(typed, pinned=chosen, on=on, peers=None if on else typed.peers, shares=shares)
+        price = option.price
+        expected = Prediction(samples_s=price.samples_s, alone_samples_s=price.alone_samples_s)
+        typed = replace(typed, pinned=chosen, on=on, peers=None if on else typed.peers)
+        return replace(typed, shares=shares, prediction=expected)
 
 
 def find_choice(

@@ -13,14 +13,16 @@ from meshtrain.cli.planning.linked_mesh import LinkedMesh
 from meshtrain.cli.planning.other_programs import OtherPrograms
 from meshtrain.cli.submission.measuring import NotMeasured
 from meshtrain.cli.ui.errors import CliError
-from meshwire.messages.local import GetStatus, MeasureLinks, Submit
+from meshtrain.cli.ui.prediction import measured_samples_s, prediction_text
+from meshwire.messages.job import Fetch, Fetched, Metrics, Prediction, RankReport
+from meshwire.messages.local import GetJobs, GetStatus, MeasureLinks, Submit, Watch, Watched
 from meshwire.planning.choose import Pinned
 from meshwire.planning.price import CodecPrice
 from meshwire.planning.quality import EVIDENCE
 from meshwire.planning.step_trace import TracedScript
 from tests.daemon.cli.test_plan import CARL, FakeMesh, measured
 from tests.daemon.cli.test_whatif import traced
-from tests.daemon.fakedaemon import ANNA, BERT, STATUS, Endpoint, accepting, run
+from tests.daemon.fakedaemon import ANNA, BERT, JOB, STATUS, Endpoint, accepting, known_jobs, run, summary
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
 
@@ -391,3 +393,41 @@ def test_the_defaults_are_named_as_they_are_typed() -> None:
     assert JobChoice(Pinned(sync="sparseloco:8")).text().startswith("--sync sparseloco:8 --codec topk:")
     assert FoundChoice(None, JobChoice(Pinned(), on=("a", "b")), ()).who_typed() == "--on"  # type: ignore[arg-type]
     assert FoundChoice(None, JobChoice(Pinned(), peers=2, peers_max=8), ()).who_typed() == "--peers 2:8"  # type: ignore[arg-type]
+
+
+# --- prediction beside measurement ---
+
+
+def report(rank: int, batch: int, step_s: float) -> RankReport:
+    return RankReport(job=JOB, rank=rank, state="running", metrics=Metrics(batch=batch, step_s=step_s))
+
+
+def test_what_was_predicted_stands_beside_what_is_measured() -> None:
+    ranks = (report(0, 8, 0.2), report(1, 4, 0.2))
+    job = summary(ranks=ranks, learning=(0, 1), prediction=Prediction(samples_s=80.0, alone_samples_s=50.0))
+    assert measured_samples_s(job) == pytest.approx(60)
+    assert prediction_text(job) == "predicted 80 samples/s, measured 60: 75% of it, 1.20x one laptop alone"
+    assert measured_samples_s(summary(ranks=ranks, learning=(0, 1, 2))) is None, "one has not told"
+    assert measured_samples_s(summary(ranks=(report(0, 0, 0.2),))) is None, "batches are not dealt"
+    assert measured_samples_s(summary(ranks=(report(0, 8, 0.0),))) is None
+    assert prediction_text(summary(ranks=ranks)) is None
+
+
+def test_the_prediction_goes_with_the_job_and_is_told_in_the_end(endpoint: Endpoint, mesh: FakeMesh) -> None:
+    body, said = submitted(endpoint)
+    assert body.prediction is not None
+    assert body.prediction.alone_samples_s == pytest.approx(51, rel=0.01)
+    assert f"({body.prediction.samples_s:.3g} samples/s, 51 alone)" in said
+    body, _ = submitted(endpoint, "--no-plan")
+    assert body.prediction is None
+    mesh.mbit, mesh.known = {BERT: 1.0}, {}
+    body, _ = submitted(endpoint, "--quality", "exact")
+    assert body.prediction == Prediction(samples_s=traced().step.samples_s, alone_samples_s=traced().step.samples_s)
+    done = summary(ranks=(report(0, 8, 0.16),), learning=(0,), prediction=body.prediction)
+    endpoint.answers |= {
+        Watch: Watched(summary=done),
+        GetJobs: known_jobs(done),
+        Fetch: Fetched(data=b"", total_bytes=0, end=True),
+    }
+    shown = run("submit", "train.py")
+    assert "predicted 51 samples/s, measured 50: 98% of it, 0.98x one laptop alone" in shown.stderr
