@@ -39,7 +39,7 @@ class JobChoice:
         on: names or ids; empty: whoever is linked, or as many as `peers` says.
         peers_max: up to how many join; None: nobody does.
         shares: as typed after --shares.
-        prediction: of it; None: there is none.
+        prediction: of what several do together; None: there is none, as for one alone, who was timed without a job.
     """
 
     pinned: Pinned
@@ -72,11 +72,13 @@ class FoundChoice:
 
     Attributes:
         typed: by the person.
+        script: that is submitted.
         notes: for the person, before what is chosen.
     """
 
     planned: Planned
     typed: JobChoice
+    script: str
     notes: tuple[str, ...]
 
     @property
@@ -110,6 +112,8 @@ class FoundChoice:
         """What to type for something else."""
         if self.alone:
             who = "--peers 2, or --on with names, trains together"
+            if not self.planned.alone:
+                who = f"python {self.script} trains here without a job, and without what one takes; {who}"
         elif self.typed.names_who:
             who = f"without {self.who_typed()} it is chosen who trains"
         else:
@@ -129,11 +133,9 @@ class FoundChoice:
     def job(self, *, alone: bool) -> JobChoice:
         """What is submitted."""
         if alone:
-            samples_s = self.planned.step.samples_s
-            typed = replace(self.typed, prediction=Prediction(samples_s=samples_s, alone_samples_s=samples_s))
             if self.planned.alone:
-                return replace(typed, on=(self.planned.devices[self.planned.alone].id,))
-            return replace(typed, peers=1)
+                return replace(self.typed, on=(self.planned.devices[self.planned.alone].id,))
+            return replace(self.typed, peers=1)
         option, typed = self.together, self.typed
         settings = option.price.settings
         usual = settings.collective == collective_for(settings.codec)
@@ -191,7 +193,10 @@ def find_choice(
     planned = play(mesh, there, quality, groups_of(mesh, there, typed), stages)
     others = [peer for peer, _ in there.others]
     return FoundChoice(
-        planned, typed, (*([busy] if busy is not None else []), *there.notes, *assumptions(others, traced.step.device))
+        planned,
+        typed,
+        shipped.script,
+        (*([busy] if busy is not None else []), *there.notes, *assumptions(others, traced.step.device)),
     )
 
 

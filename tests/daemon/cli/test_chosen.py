@@ -112,7 +112,8 @@ def test_alone_without_a_terminal_where_that_is_faster(endpoint: Endpoint, mesh:
     assert who(body) == ((), 1, None)
     assert how(body) == ("bsp", None, None)
     assert "chosen: Train alone: one laptop is " in said
-    assert "otherwise: --peers 2, or --on with names, trains together; " in said
+    assert "otherwise: python train.py trains here without a job, " in said
+    assert "; --peers 2, or --on with names, trains together; " in said
 
 
 @pytest.mark.parametrize("yes", [True, False])
@@ -391,8 +392,8 @@ def test_the_defaults_are_named_as_they_are_typed() -> None:
     assert JobChoice(Pinned()).text() == "--sync bsp --codec fp32"
     assert JobChoice(Pinned(topology="tree")).text() == "--sync bsp --codec fp32 --topology tree"
     assert JobChoice(Pinned(sync="sparseloco:8")).text().startswith("--sync sparseloco:8 --codec topk:")
-    assert FoundChoice(None, JobChoice(Pinned(), on=("a", "b")), ()).who_typed() == "--on"  # type: ignore[arg-type]
-    assert FoundChoice(None, JobChoice(Pinned(), peers=2, peers_max=8), ()).who_typed() == "--peers 2:8"  # type: ignore[arg-type]
+    assert FoundChoice(None, JobChoice(Pinned(), on=("a", "b")), "", ()).who_typed() == "--on"  # type: ignore[arg-type]
+    assert FoundChoice(None, JobChoice(Pinned(), peers=2, peers_max=8), "", ()).who_typed() == "--peers 2:8"  # type: ignore[arg-type]
 
 
 # --- prediction beside measurement ---
@@ -422,12 +423,14 @@ def test_the_prediction_goes_with_the_job_and_is_told_in_the_end(endpoint: Endpo
     assert body.prediction is None
     mesh.mbit, mesh.known = {BERT: 1.0}, {}
     body, _ = submitted(endpoint, "--quality", "exact")
-    assert body.prediction == Prediction(samples_s=traced().step.samples_s, alone_samples_s=traced().step.samples_s)
-    done = summary(ranks=(report(0, 8, 0.16),), learning=(0,), prediction=body.prediction)
+    assert body.prediction is None, "what was timed was no job"
+    prediction = Prediction(samples_s=51.0, alone_samples_s=50.0)
+    done = summary(ranks=(report(0, 8, 0.16),), learning=(0,), prediction=prediction)
     endpoint.answers |= {
         Watch: Watched(summary=done),
         GetJobs: known_jobs(done),
         Fetch: Fetched(data=b"", total_bytes=0, end=True),
     }
+    mesh.mbit, mesh.known = {BERT: 1000.0}, {}
     shown = run("submit", "train.py")
-    assert "predicted 51 samples/s, measured 50: 98% of it, 0.98x one laptop alone" in shown.stderr
+    assert "predicted 51 samples/s, measured 50: 98% of it, 1.00x one laptop alone" in shown.stderr
