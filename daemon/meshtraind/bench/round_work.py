@@ -20,8 +20,8 @@ from meshtraind.cli import loop_factory
 from meshwire.codecs.registry import parse_codec
 
 RANKS = 2
-WARM_UP_ROUNDS = 2  # the first ones fill caches and memory
-ROUNDS_S = 0.6  # behind them: rounds that take long are fewer
+WARM_UP_ROUNDS = 1  # fills caches and memory
+ROUNDS_S = 0.3  # behind it: rounds that take long are fewer
 ROUNDS_MAX = 1000
 HOST = "127.0.0.1"
 

@@ -23,7 +23,7 @@ from meshwire import limits
 from meshwire.planning.mesh_plan import MeshPlan
 from meshwire.planning.network import Network, cables, cell
 from meshwire.planning.price import Pricing
-from meshwire.planning.quality import EVIDENCE, Quality
+from meshwire.planning.quality import EVIDENCE, Quality, recommendable
 from meshwire.planning.what_if import Cell, WhatIf
 from meshwire.text import printable
 
@@ -76,7 +76,7 @@ def plan(
         except NotMeasured as problem:
             raise problem.of_steps(relative) from None
         busy = programs.note()
-        prices = processor_prices([tried.codec for tried in EVIDENCE], data_dir, stages)
+        prices = processor_prices([tried.codec for tried in EVIDENCE if recommendable(*tried)], data_dir, stages)
         pricing = Pricing(traced.measurement.manifest, prices.codecs)
         mesh = MeshPlan(pricing, traced.step, [link for _, link in there.others], work=prices.work)
         found = play(mesh, there, quality, mesh.groups(), stages)
@@ -167,7 +167,7 @@ def whatif(
         except NotMeasured as problem:
             raise problem.of_steps(relative) from None
         busy = others.note()
-        prices = processor_prices([tried.codec for tried in EVIDENCE], data_dir, stages)
+        prices = processor_prices([tried.codec for tried in EVIDENCE if recommendable(*tried)], data_dir, stages)
         pricing = Pricing(traced.measurement.manifest, prices.codecs)
         work = prices.work
         analysis = WhatIf(
