@@ -180,7 +180,7 @@ def find_choice(
         raise NotChosen(f"{problem} (--quality {quality} chooses all the same)") from None
     except NotMeasured as problem:
         raise NotChosen(_in_a_line(str(problem))) from None
-    except (CliError, RequestError) as problem:
+    except (CliError, RequestError, OSError) as problem:  # no answer in time and a full disk, too
         raise NotChosen(_in_a_line(str(problem))) from None
     mesh = MeshPlan(
         Pricing(manifest, prices.codecs),

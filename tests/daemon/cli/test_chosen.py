@@ -250,6 +250,9 @@ def test_what_cannot_be_measured_is_said_and_the_defaults_are_taken(endpoint: En
     _, said = submitted(endpoint, "--peers", "2")
     assert "note: nothing was chosen: train.py has not taken 3 steps in 60 s\n" in said
     assert "note: taken instead: --sync bsp --codec fp32\n" in said
+    script.fails = OSError(28, "No space left on device")
+    _, said = submitted(endpoint)
+    assert "note: nothing was chosen: [Errno 28] No space left on device\n" in said
     endpoint.answers[GetStatus] = STATUS.model_copy(update={"jobs_running": 1})
     _, said = submitted(endpoint)
     assert "note: nothing was chosen: a job runs on this device" in said
