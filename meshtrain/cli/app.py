@@ -50,6 +50,7 @@ app.command(epilog=examples("meshtrain init", "meshtrain init --example mlp disc
 app.command(
     epilog=examples(
         "meshtrain submit train.py --epochs 3",
+        "meshtrain submit --quality exact train.py",
         "meshtrain submit --data data --codec fp16 train.py",
         "meshtrain submit --codec topk:0.01+fp16 train.py",
         "meshtrain submit --sync ssp:2 train.py",

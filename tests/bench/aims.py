@@ -59,7 +59,7 @@ def first_step_s() -> float:
     """From `meshtrain submit` to the first step of the last of two learners, less its own imports."""
     with LocalMesh(("anna", "bert"), lambda _: None) as mesh, tempfile.TemporaryDirectory() as name:
         (Path(name) / "train.py").write_text(SCRIPT)
-        submit = [*_command("submit", mesh.daemons[0].data_dir), "--detach", "train.py"]
+        submit = [*_command("submit", mesh.daemons[0].data_dir), "--no-plan", "--detach", "train.py"]
         began_s = time.monotonic()
         done = subprocess.run(submit, cwd=name, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
         job = done.stdout.split()[-1]

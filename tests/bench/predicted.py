@@ -11,11 +11,11 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, groupby
 from pathlib import Path
 
-from meshtrain.cli.planning.codec_prices import codec_prices
+from meshtrain.cli.planning.codec_prices import processor_prices
 from meshtrain.cli.submission.measuring import NotMeasured, trace
 from meshtrain.cli.ui.errors import CliError
 from meshtrain.cli.ui.progress import Stages
@@ -157,9 +157,8 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="meshtrain-") as name:
             script = traced(Path(name), options.values, options.step)
             codecs = [str(job_settings(case.codec, case.sync).codec) for case in cases]
-            pricing = Pricing(
-                script.measurement.manifest, codec_prices([*codecs, "fp32"], Path(name) / "prices", Stages())
-            )
+            prices = processor_prices([*codecs, "fp32"], Path(name) / "prices", Stages())
+            pricing = Pricing(script.measurement.manifest, prices.codecs)
         step = script.step
         print(
             f"{options.values} values; a step alone {step.alone_s * 1000:.0f} ms, stated {options.step * 1000:.0f}\n\n"
@@ -179,14 +178,15 @@ def main() -> int:
                 for case in together:
                     settings = job_settings(case.codec, case.sync, case.topology)
                     steps = (step,) * place.members
-                    price = pricing.price(settings, steps, place.network())
+                    network = replace(place.network(), work=prices.work)
+                    price = pricing.price(settings, steps, network)
                     arguments = script_options(options.values, options.step, place.members, case.rounds)
                     found_s = measured_s(case, daemons, folder, arguments)
                     errors.append(abs(price.step_s / found_s - 1))
                     print(
                         f"| {case} | {found_s * 1000:.0f} ms | {price.step_s * 1000:.0f} ms "
                         f"| {price.step_s / found_s:.3f} | {place.members * step.alone_s / found_s:.2f} "
-                        f"| {price.against_one:.2f} | {pricing.waits_for(settings, steps, place.network())} |",
+                        f"| {price.against_one:.2f} | {pricing.waits_for(settings, steps, network)} |",
                         flush=True,
                     )
     except (

@@ -10,7 +10,8 @@ from tests.daemon.fakedaemon import Endpoint
 
 @pytest.fixture
 def plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Commands meet this test's daemon, if any, and no terminal."""
+    """Commands meet this test's daemon, if any, and no terminal, and `submit` chooses nothing by itself."""
+    monkeypatch.setenv("MESHTRAIN_NO_PLAN", "1")
     monkeypatch.setenv("MESHTRAIN_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("FORCE_COLOR", raising=False)

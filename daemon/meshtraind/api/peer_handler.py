@@ -16,7 +16,7 @@ from meshwire.messages.generation import AskModel, AskState, CatchUp, FetchRound
 from meshwire.messages.job import AskCheckpoint, Fetch, Find, Found, ListCheckpoints, ListOutputs, Offer, Prepare
 from meshwire.messages.link import AskLinked, Introductions, LinkedDevices
 from meshwire.messages.local import Cancel
-from meshwire.messages.measuring import MeasureLink, ProbeEnd, ProbeTaken
+from meshwire.messages.measuring import AskSpeed, MeasureLink, ProbeEnd, ProbeTaken
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +80,8 @@ class PeerHandler:
                 return LinkedDevices(devices=tuple(self._node.links))
             case MeasureLink():
                 return await self._measuring.answer(conn, body, emit)
+            case AskSpeed():
+                return await self._measuring.answer_speed()
             case CatchUp() | FetchRound() | AskModel() | AskState():
                 return await self._jobs.answer_member(_device(conn), body)
         raise RequestFailed(f"a peer may not ask for {type(body).__name__}")

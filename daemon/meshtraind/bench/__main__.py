@@ -1,4 +1,4 @@
-"""`python -m meshtraind.bench allreduce` and `codecs`: what `meshtrain bench` starts."""
+"""`python -m meshtraind.bench allreduce` and `codecs`: what `meshtrain bench` starts; `rounds`, for predictions."""
 
 import argparse
 import asyncio
@@ -6,11 +6,15 @@ import json
 import os
 import sys
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from meshtraind.bench.allreduce import compare
 from meshtraind.bench.codec_report import CodecReport
 from meshtraind.bench.report import Report
 from meshtraind.bench.settings import BenchError, Settings, loopback
+
+if TYPE_CHECKING:
+    from meshtraind.bench.round_work import RoundWorkReport
 
 EXIT_FAILED = 1
 
@@ -19,7 +23,11 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs `meshtraind bench`, and returns the exit code."""
     options = _parser().parse_args(arguments)
     try:
-        report = _codecs(options) if options.command == "codecs" else _allreduce(options)
+        report: CodecReport | RoundWorkReport | Report
+        if options.command == "codecs":
+            report = _codecs(options)
+        else:
+            report = _rounds(options) if options.command == "rounds" else _allreduce(options)
     except BenchError as error:
         sys.stderr.write(f"error: {error}\n")
         return EXIT_FAILED
@@ -44,7 +52,11 @@ def _parser() -> argparse.ArgumentParser:
     codecs.add_argument("--values", default="11.7e6")
     codecs.add_argument("--codec", action="append")
     codecs.add_argument("--runs", type=int, default=5)
-    for command in (allreduce, codecs):
+    rounds = commands.add_parser("rounds")
+    rounds.add_argument("--values", default="1024,2097152")
+    rounds.add_argument("--codec", action="append")
+    rounds.add_argument("--runs", type=int, default=9)
+    for command in (allreduce, codecs, rounds):
         command.add_argument("--json", action="store_true")
     return parser
 
@@ -68,10 +80,18 @@ def _codecs(options: argparse.Namespace) -> CodecReport:
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # read by numpy, which is imported only now
     from meshtraind.bench import codecs
 
-    def progress(text: str) -> None:
-        sys.stderr.write(f"{text}\n")
+    return codecs.measure(options.codec or codecs.all_codecs(), _counts(options.values), options.runs, _progress)
 
-    return codecs.measure(options.codec or codecs.all_codecs(), _counts(options.values), options.runs, progress)
+
+def _rounds(options: argparse.Namespace) -> "RoundWorkReport":
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    from meshtraind.bench import round_work
+
+    return round_work.measure_rounds(options.codec or ["fp32"], _counts(options.values), options.runs, _progress)
+
+
+def _progress(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
 
 
 if __name__ == "__main__":

@@ -76,6 +76,7 @@ def make_spec(
         peers_max=body.peers_max,
         independent=body.independent,
         partition_wait=body.partition_wait,
+        prediction=body.prediction,
     )
 
 
@@ -88,6 +89,7 @@ def spec_again(spec: JobSpec, begins: ResumePoint | None, device: str) -> JobSpe
         "submitter": device,
         "created_at_s": now_s,
         "resume": begins,
+        "prediction": None,  # others may be in it
     }
     return spec.model_copy(update=changes)
 

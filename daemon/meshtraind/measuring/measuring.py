@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator
 from typing import Protocol
 
 from meshtraind.measuring.legs import Leg, LegFigures, Legs
+from meshtraind.measuring.speed import ComputeKernel, OwnSpeed
 from meshtraind.peers.interfaces import is_wired
 from meshtraind.peers.links import Link
 from meshtraind.peers.node import Node
@@ -19,12 +20,13 @@ from meshwire.frames.header import Header
 from meshwire.message_base import Wire
 from meshwire.messages.envelope import Done
 from meshwire.messages.local import LinksMeasured, MeasureProgress, PeerSummary
-from meshwire.messages.measuring import MeasureLink, MeasureReady, ProbeEnd, ProbeTaken
-from meshwire.planning.measured_link import MeasuredLink
+from meshwire.messages.measuring import AskSpeed, ComputeSpeed, MeasureLink, MeasureReady, ProbeEnd, ProbeTaken
+from meshwire.planning.measured_link import SPEED_RATIO_MAX, MeasuredLink
 from meshwire.text import printable
 
 log = logging.getLogger(__name__)
 
+SPEED_ANSWER_S = limits.SPEED_S_MAX + 1.0
 ANSWER_S_MAX = limits.MEASURE_S_MAX + 0.5  # of who was asked: who asks ends sooner
 
 
@@ -39,8 +41,9 @@ class JobsHere(Protocol):
 class Measuring:
     """Measures this device's links, one at a time and never beside a job, and keeps what was found."""
 
-    def __init__(self, node: Node, jobs: JobsHere) -> None:
+    def __init__(self, node: Node, jobs: JobsHere, speed: ComputeKernel | None = None) -> None:
         self._node = node
+        self._speed = speed or OwnSpeed()
         self._jobs = jobs
         self._tasks = TaskSet("measuring", told_elsewhere)
         self._found: dict[str, MeasuredLink] = {}
@@ -80,11 +83,24 @@ class Measuring:
             try:
                 if link is None:
                     raise RequestFailed("it is not linked any more")
-                self._found[device] = await self._measure(link, name)
+                found = await self._measure(link, name)
+                self._found[device] = found.model_copy(update={"peer_speed": await self._speed_of(link, name)})
             except RequestFailed as error:
                 log.info("the link to %s was not measured: %s", name, error)
                 failed.append((name[: limits.NAME_CHARS_MAX], str(error)[: limits.REASON_CHARS_MAX]))
         return LinksMeasured(failed=tuple(failed))
+
+    async def _speed_of(self, link: Link, name: str) -> float | None:
+        """How fast it computes, in this device's speed; None: that is not known."""
+        try:
+            own_s = await self._speed.kernel_s()
+            there = await link.connection.request(AskSpeed(), timeout_s=SPEED_ANSWER_S, name=f"speed of {name}")
+        except (RequestFailed, ConnectionEnded, TimeoutError) as error:
+            log.info("how fast %s computes is not known: %s", name, error)
+            return None
+        if not isinstance(there, ComputeSpeed):
+            return None
+        return min(max(own_s / there.kernel_s, 1 / SPEED_RATIO_MAX), SPEED_RATIO_MAX)
 
     async def _measure(self, link: Link, name: str) -> MeasuredLink:
         number = secrets.randbelow(2**62 - 1) + 1
@@ -166,6 +182,13 @@ class Measuring:
             finally:
                 self._rests_until_s = time.monotonic() + limits.MEASURE_PAUSE_S
         return Done()
+
+    async def answer_speed(self) -> Wire:
+        """Tells another device how fast this one computes. Raises RequestFailed."""
+        self.check()
+        if self._legs is not None:
+            raise RequestFailed(f"a link of {self._node.name} is being measured: try again in a few seconds")
+        return ComputeSpeed(kernel_s=min(await self._speed.kernel_s(), limits.SPEED_S_MAX))
 
     # Both
 

@@ -396,6 +396,7 @@ class Job:
             given_up=self.given_up,
             unlinkable=() if self.ended else self._unlinkable(),
             partition_wait=self.spec.partition_wait,
+            prediction=self.spec.prediction,
             refused=tuple(self._refused[rank] for rank in sorted(self._refused)),
             provisional=generation is not None and generation.provisional and not self.ended,
         )

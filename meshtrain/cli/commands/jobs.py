@@ -1,6 +1,5 @@
 """`jobs`, `cancel` and `leave`."""
 
-import sys
 import time
 from collections.abc import Sequence
 from typing import Annotated
@@ -13,7 +12,7 @@ from meshtrain.cli.ui.errors import CliError, reported, show_error
 from meshtrain.cli.ui.job import MATCHES_SHOWN, age, find_job, has_ended, list_jobs
 from meshtrain.cli.ui.options import DataDir, Json
 from meshtrain.cli.ui.peer_news import losses, provisional
-from meshtrain.cli.ui.terminal import human_seconds, plain, print_json, print_table, say
+from meshtrain.cli.ui.terminal import at_terminal, human_seconds, plain, print_json, print_table, say
 from meshtrain.client import Client
 from meshtrain.errors import RequestError
 from meshwire.jobs.lifecycle import JobState
@@ -153,8 +152,3 @@ def _asked(job: JobSummary) -> bool:
     if not at_terminal():
         raise CliError(fact, f"meshtrain cancel --yes {job.job}")
     return typer.confirm(f"{fact}. Cancel it there?", err=True)
-
-
-def at_terminal() -> bool:
-    """Whether somebody can be asked."""
-    return sys.stdin.isatty() and sys.stderr.isatty()

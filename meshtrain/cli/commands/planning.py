@@ -1,22 +1,16 @@
 """`plan`: who should train a script together, and how, on the mesh that is there; `whatif`: is the network the
 bottleneck for its model?"""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from meshtrain.cli.planning.codec_prices import codec_prices
+from meshtrain.cli.planning.codec_prices import processor_prices
 from meshtrain.cli.planning.linked_mesh import assumptions, find_mesh
 from meshtrain.cli.planning.mesh_verdict import COLUMNS as PLAN_COLUMNS
-from meshtrain.cli.planning.mesh_verdict import (
-    Planned,
-    devices_of,
-    mesh_document,
-    mesh_rows,
-    reason,
-    submit_line,
-)
+from meshtrain.cli.planning.mesh_verdict import mesh_document, mesh_rows, play, reason, submit_line
 from meshtrain.cli.planning.other_programs import OtherPrograms
 from meshtrain.cli.planning.verdict import COLUMNS, document, introduction, rows, verdict
 from meshtrain.cli.submission.measuring import NotMeasured, trace
@@ -26,10 +20,10 @@ from meshtrain.cli.ui.options import DataDir, Json
 from meshtrain.cli.ui.progress import Stages
 from meshtrain.cli.ui.terminal import print_json, print_table, say
 from meshwire import limits
-from meshwire.planning.mesh_plan import MeshPlan, Option, fastest
+from meshwire.planning.mesh_plan import MeshPlan
 from meshwire.planning.network import Network, cables, cell
 from meshwire.planning.price import Pricing
-from meshwire.planning.quality import EVIDENCE, Quality
+from meshwire.planning.quality import EVIDENCE, Quality, recommendable
 from meshwire.planning.what_if import Cell, WhatIf
 from meshwire.text import printable
 
@@ -82,30 +76,22 @@ def plan(
         except NotMeasured as problem:
             raise problem.of_steps(relative) from None
         busy = programs.note()
-        prices = codec_prices([tried.codec for tried in EVIDENCE], data_dir, stages)
-        pricing = Pricing(traced.measurement.manifest, prices)
-        mesh = MeshPlan(pricing, traced.step, [link for _, link in there.others])
-        options: list[Option] = []
-        for option in mesh.options(quality):
-            options.append(option)
-            stages.show(f"playing rounds on these laptops ({len(options)} of {len(mesh.groups())} groups)")
-        choice = fastest(options)
-        found = Planned(
-            devices_of([there.this, *((peer.device, peer.name) for peer, _ in there.others)]),
-            traced.step,
-            quality,
-            options,
-            mesh.default(mesh.everybody),
-            mesh.best(mesh.everybody if choice is None else choice.others, Quality.FAST),
-            choice,
-            there.takes_all,
-        )
+        prices = processor_prices([tried.codec for tried in EVIDENCE if recommendable(*tried)], data_dir, stages)
+        pricing = Pricing(traced.measurement.manifest, prices.codecs)
+        mesh = MeshPlan(pricing, traced.step, [link for _, link in there.others], work=prices.work)
+        found = play(mesh, there, quality, mesh.groups(), stages)
+        fast = mesh.best(mesh.everybody if found.choice is None else found.choice.others, Quality.FAST)
+        found = replace(found, fast=fast)
     told, line = reason(found), submit_line(found, script, args or (), typed_data)
     if json:
         print_json(mesh_document(found, told, line))
         return
     say(introduction(traced.step, pricing))
-    for note in (*([busy] if busy is not None else []), *there.notes, *assumptions([peer for peer, _ in there.others])):
+    for note in (
+        *([f"note: {busy}"] if busy is not None else []),
+        *there.notes,
+        *assumptions([peer for peer, _ in there.others], traced.step.device),
+    ):
         say(note)
     print_table(PLAN_COLUMNS, mesh_rows(found), "SETTINGS")
     say(told)
@@ -158,7 +144,7 @@ def whatif(
     Runs it here, alone, for a few steps (about ten seconds), ends it, and plays a step over networks of the rates
     given, with every codec and mode whose loss we have measured, over every topology. Shows for each the best settings
     of the wished quality, their samples a second, also in those of one laptop, what a step waits for, and what submit
-    does without flags. Where it says train alone, the figures are those of the best that they could do together. No
+    does with --no-plan. Where it says train alone, the figures are those of the best that they could do together. No
     daemon needs to run.
     """
     rates = [rate * 1e6 / 8 for rate in _numbers("--mbit", mbit, MBIT_MIN, MBIT_MAX)]
@@ -181,9 +167,12 @@ def whatif(
         except NotMeasured as problem:
             raise problem.of_steps(relative) from None
         busy = others.note()
-        prices = codec_prices([tried.codec for tried in EVIDENCE], data_dir, stages)
-        pricing = Pricing(traced.measurement.manifest, prices)
-        analysis = WhatIf(pricing, traced.step, network, quality)
+        prices = processor_prices([tried.codec for tried in EVIDENCE if recommendable(*tried)], data_dir, stages)
+        pricing = Pricing(traced.measurement.manifest, prices.codecs)
+        work = prices.work
+        analysis = WhatIf(
+            pricing, traced.step, lambda count, bytes_s: replace(network(count, bytes_s), work=work), quality
+        )
         cells: list[Cell] = []
         for found in analysis.cells(rates, counts):
             cells.append(found)
@@ -194,7 +183,7 @@ def whatif(
         return
     say(introduction(traced.step, pricing))
     if busy is not None:
-        say(busy)
+        say(f"note: {busy}")
     print_table(COLUMNS, rows(cells), "BEST")
     say(told)
     say("Predicted, not measured: WiFi that others use, and laptops that are not like this one, are slower.")

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from meshtrain.cli.planning.job_choice import JobChoice, choose
+from meshtrain.cli.planning.script_profiles import Shipped
 from meshtrain.cli.submission.dry_run import MemoryNeeds, memory_of_members, show_dry_run
 from meshtrain.cli.submission.measuring import NotMeasured, measure
 from meshtrain.cli.submission.peers import peers_wanted
@@ -18,20 +20,25 @@ from meshtrain.cli.ui.connection import connected
 from meshtrain.cli.ui.errors import BadCommandLine, reported
 from meshtrain.cli.ui.options import DataDir, Json
 from meshtrain.cli.ui.progress import Stages
+from meshtrain.cli.ui.terminal import at_terminal
 from meshwire import limits
 from meshwire.codecs.registry import CodecSpec
-from meshwire.collectives.strategy import collective_for
+from meshwire.collectives.strategy import collective_for, topology_of
 from meshwire.jobs.checkpoint_schedule import CHECKPOINT_EVERY, schedule_of
 from meshwire.jobs.files import human_bytes
 from meshwire.jobs.partition_wait import PartitionWait
 from meshwire.jobs.partition_wait import partition_wait as partition_wait_of
 from meshwire.messages.local import Resubmit, Submit
 from meshwire.model.masks import MaskSettings, masks_of
+from meshwire.planning.choose import Pinned
+from meshwire.planning.quality import Quality
 from meshwire.sync_modes.codec_for_mode import codec_of
 from meshwire.sync_modes.mode import SyncSettings, sync_settings
 
 # Options of this command that no training script has: who types one behind SCRIPT means it for the job.
-NEVER_THE_SCRIPTS = frozenset({"--on", "--peers", "--sync", "--codec", "--topology", "--detach", "--dry-run"})
+NEVER_THE_SCRIPTS = frozenset(
+    {"--on", "--peers", "--sync", "--codec", "--topology", "--detach", "--dry-run", "--no-plan"}
+)
 IN_STEP = "Keeping in step, when --sync alone is not enough"
 
 
@@ -75,7 +82,7 @@ def submit(
         list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Environment variable of the script.")
     ] = None,
     sync: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--sync",
             metavar="MODE",
@@ -85,14 +92,14 @@ def submit(
             "matrices, and 16 times fewer. demo: plain SGD on "
             "the signs of momentum, of which next to nothing travels.",
         ),
-    ] = "bsp",
+    ] = None,
     codec: Annotated[
         str | None,
         typer.Option(
             "--codec",
             metavar="NAME[:PARAMETERS]",
-            help="Encoding of gradients: fp32 is exact, and the default where --sync brings none; fp16 is half of it, "
-            "int8 a quarter, topk:0.01 sends one value in a hundred; `meshtrain codecs` shows all.",
+            help="Encoding of gradients: fp32 is exact; fp16 is half of it, int8 a quarter, topk:0.01 sends one "
+            "value in a hundred; `meshtrain codecs` shows all.",
         ),
     ] = None,
     topology: Annotated[
@@ -107,6 +114,23 @@ def submit(
             "and draws all.",
         ),
     ] = None,
+    quality: Annotated[
+        Quality | None,
+        typer.Option(
+            "--quality",
+            help="Of --sync and --codec what is not typed is chosen: exact: the exact mean in every step. safe (the "
+            "default): no loss beyond the noise of seeds in our measurements. fast: all that was measured, but what "
+            "was far behind.",
+        ),
+    ] = None,
+    no_plan: Annotated[
+        bool,
+        typer.Option(
+            "--no-plan",
+            envvar="MESHTRAIN_NO_PLAN",
+            help="Choose nothing: what is not typed is --sync bsp, --codec fp32, on all linked devices.",
+        ),
+    ] = False,
     masks: Annotated[
         str | None,
         typer.Option(
@@ -212,7 +236,11 @@ def submit(
         ),
     ] = None,
 ) -> None:
-    """Train SCRIPT on all linked devices. Follows the job until it ends; ctrl-C detaches and the job goes on.
+    """Train SCRIPT on the linked devices. Follows the job until it ends; ctrl-C detaches and the job goes on.
+
+    Who trains, and how gradients travel, is chosen as by `meshtrain plan`, and said first; what you type of --sync,
+    --codec, --topology, --peers and --on stays. Links and a few steps of SCRIPT are measured for that, once. Where one
+    device alone is faster it trains alone; on a terminal you are asked.
 
     Ships the working directory without what .gitignore names, and without secrets such as .env, .ssh or *.pem, of which
     a line tells. Everything after SCRIPT is the script's, but for a -- right behind it. The exit code is the job's
@@ -231,8 +259,9 @@ def submit(
         raise typer.Exit(_resubmit(context, resume, _names(on), (count, count_max), data_dir, detach=detach, json=json))
     if resume is not None and seed is not None:
         raise BadCommandLine("--resume keeps the seed of its job, so that no sample is used twice", "it without --seed")
+    typed = JobChoice(Pinned(sync, codec, topology), _names(on), count, count_max, shares)
     settings, chosen_codec, chosen_masks = _settings(
-        sync, straggler, visibility, own, shares, checkpoint_every, codec, masks, topology
+        typed.sync, straggler, visibility, own, shares, checkpoint_every, codec, masks, topology
     )
     waits = _waits(partition_wait)
     root = Path.cwd()
@@ -243,7 +272,13 @@ def submit(
     if data is None and (root / DATA_FOLDER).is_dir():
         data = Path(DATA_FOLDER)  # where mt.data_dir() finds it without a job, too
     environment = _environment(env or ())
-    chosen = _names(on)
+    own_ways = (resume, masks, straggler, visibility, own)  # nothing is known of their price
+    source_of_no_plan = context.get_parameter_source("no_plan")
+    if quality is not None and source_of_no_plan is not None and source_of_no_plan.name == "ENVIRONMENT":
+        no_plan = False
+    plans = not no_plan and not independent and own_ways == (None,) * len(own_ways) and _open(typed)
+    if quality is not None and not plans:
+        raise BadCommandLine("--quality is for what is chosen, and nothing is left to choose", "it without --quality")
     typed_bytes = sum(len(text.encode()) for text in (*own_args, *(env or ())))
     if typed_bytes > limits.JOB_SPEC_BYTES_MAX:
         raise BadCommandLine(
@@ -251,28 +286,39 @@ def submit(
             f"{human_bytes(limits.JOB_SPEC_BYTES_MAX)} are sent",
             "a file beside the script",
         )
-    with connected(data_dir) as client, tempfile.TemporaryDirectory(prefix="meshtrain-") as folder, Stages() as stages:
-        source, shipped_data = pack(root, relative, data, include or (), exclude or (), stages)
+    with connected(data_dir) as client, tempfile.TemporaryDirectory(prefix="meshtrain-") as folder:
+        with Stages() as stages:
+            source, shipped_data = pack(root, relative, data, include or (), exclude or (), stages)
+        place = None if data is None else data_place(root, data, source.manifest)
+        chosen = typed
+        if plans:
+            shipped = Shipped(relative, source, shipped_data, place, own_args, environment)
+            chosen = choose(shipped, typed, quality, data_dir, asks=at_terminal() and not (json or dry_run))
+            settings, chosen_codec, chosen_masks = _settings(
+                chosen.sync,
+                *(straggler, visibility, own, chosen.shares, checkpoint_every),
+                *(chosen.pinned.codec, masks, chosen.pinned.topology),
+            )
         body = Submit(
             name=job_name,
             root=str(source.root),
             manifest=write(source.manifest, Path(folder) / "source"),
             data_root=None if shipped_data is None else str(shipped_data.root),
             data_manifest=None if shipped_data is None else write(shipped_data.manifest, Path(folder) / "data"),
-            data_path=None if data is None else data_place(root, data, source.manifest),
+            data_path=place,
             script=relative,
             args=own_args,
             env=environment,
-            on=chosen,
-            peers=count,
-            peers_max=count_max,
-            sync=sync,
+            on=chosen.on,
+            peers=chosen.peers,
+            peers_max=chosen.peers_max,
+            sync=chosen.sync,
             straggler=straggler,
             visibility=visibility,
             own=own,
-            shares=shares,
-            codec=codec,
-            topology=topology,
+            shares=chosen.shares,
+            codec=chosen.pinned.codec,
+            topology=chosen.pinned.topology,
             masks=masks,
             on_nan=on_nan.value,
             seed=seed,
@@ -282,19 +328,24 @@ def submit(
             dry_run=dry_run,
             independent=independent,
             partition_wait=waits,
+            prediction=chosen.prediction,
             checkpoint_every=checkpoint_every,
             resume=None if resume is None else resume_from(client, resume),
         )
-        submitted = send(client, body, stages)
+        with Stages() as stages:
+            submitted = send(client, body, stages)
         notes = [*source.notes, *(shipped_data.notes if shipped_data is not None else ()), *submitted.notes]
         notes += [
-            f"{typed} stands behind {script}, so it is the script's; for the job it goes before {script}"
-            for typed in misplaced
+            f"{option} stands behind {script}, so it is the script's; for the job it goes before {script}"
+            for option in misplaced
         ]
         memory = None
         if dry_run:
             try:
-                measurement = measure(root, relative, own_args, dict(environment), data, settings, chosen_codec, stages)
+                with Stages() as stages:
+                    measurement = measure(
+                        root, relative, own_args, dict(environment), data, settings, chosen_codec, stages
+                    )
                 available = memory_of_members(client, submitted.members)
                 memory = MemoryNeeds(
                     measurement,
@@ -304,7 +355,7 @@ def submit(
                     available,
                     count_max,
                     chosen_masks,
-                    topology,
+                    chosen.pinned.topology,
                 )
             except NotMeasured as problem:
                 notes.append(f"how much memory it takes is not known: {problem}")
@@ -312,7 +363,17 @@ def submit(
         folders = {"source": source, **({"data": shipped_data} if shipped_data is not None else {})}
         show_dry_run(submitted, notes, folders, memory, json)
         return
-    raise typer.Exit(started(submitted, notes, data_dir, detach=detach, json=json))
+    predicted = chosen.prediction is not None
+    raise typer.Exit(started(submitted, notes, data_dir, detach=detach, json=json, predicted=predicted))
+
+
+def _open(typed: JobChoice) -> bool:
+    """Whether anything is left to choose: not where one device trains, where all settings were typed, nor with ranks
+    that somebody has given a place."""
+    settings = typed.pinned
+    if typed.peers == 1 or len(typed.on) == 1 or None not in (settings.sync, settings.codec, settings.topology):
+        return False
+    return settings.topology is None or not topology_of(settings.topology).named
 
 
 def _resubmit(

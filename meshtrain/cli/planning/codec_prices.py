@@ -1,11 +1,12 @@
-"""What each codec costs on this processor: measured once, by `meshtrain bench codecs`, and kept in the data folder."""
+"""What codecs and rounds cost this processor: measured once, by the daemon's benchmarks; kept in the data folder."""
 
 import json
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +19,8 @@ from meshtrain.datadir import data_folder
 from meshwire import limits
 from meshwire.codecs.registry import CodecSpec, parse_codec
 from meshwire.message_base import Wire
+from meshwire.planning.daemon_work import EXACT, FEW_VALUES, MANY_VALUES, MeasuredRounds, fitted
+from meshwire.planning.network import USUAL_WORK, DaemonWork
 from meshwire.planning.price import CodecPrice
 
 MODULE = "meshtraind.bench"  # a process of its own: the command imports nothing of the daemon
@@ -26,9 +29,11 @@ SEGMENTS = 4  # full ones
 VALUES = SEGMENTS * limits.SEGMENT_VALUES_MAX
 SHORT_VALUES = 1024  # of a short one: what it takes is mostly not for its values
 RUNS = 5
+ROUNDS = 15  # of which the median counts
 TIMEOUT_S = 120.0
 CPUINFO = Path("/proc/cpuinfo")
 
+_Row = dict[str, float]
 PositiveSeconds = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -40,39 +45,86 @@ class _KeptPrice(Wire):
     filled: Annotated[float, Field(gt=0, le=1)]
 
 
+class _KeptRounds(Wire):
+    """Of a round of few values, and of many."""
+
+    few_s: PositiveSeconds
+    many_s: PositiveSeconds
+
+
 class _KeptPrices(Wire):
     """The file. What was measured elsewhere, or by another version, counts for nothing."""
 
     processor: str
     software: str
     prices: dict[str, _KeptPrice]
+    rounds: dict[str, _KeptRounds]
 
 
-def codec_prices(codecs: Sequence[str], data_dir: Path | None, stages: Stages) -> dict[str, CodecPrice]:
-    """What each codec costs on this processor, by its text. Measures those that are not known yet, and keeps them.
+@dataclass(frozen=True, slots=True)
+class ProcessorPrices:
+    """What predictions take from this processor.
+
+    Attributes:
+        codecs: by their text.
+        work: what else a daemon does.
+    """
+
+    codecs: Mapping[str, CodecPrice]
+    work: DaemonWork = USUAL_WORK
+
+
+def processor_prices(codecs: Sequence[str], data_dir: Path | None, stages: Stages) -> ProcessorPrices:
+    """What these codecs, and daemons, cost this processor. Measures what is not known yet, and keeps it.
 
     Raises CliError when that fails.
     """
     file = data_folder(data_dir) / FILE
     kept = _read(file)
-    missing = [codec for codec in dict.fromkeys(codecs) if codec not in kept.prices]
-    if missing:
-        stages.show(f"measuring what {len(missing)} codecs cost on this processor; it is kept")
-        kept = kept.model_copy(update={"prices": {**kept.prices, **_measured(missing)}})
+    wanted = list(dict.fromkeys([EXACT, *codecs]))
+    missing = [codec for codec in wanted if codec not in kept.prices]
+    rounds = [codec for codec in wanted if codec not in kept.rounds and not parse_codec(codec).family.transforms]
+    if missing or rounds:
+        stages.show(f"measuring what {len({*missing, *rounds})} codecs cost on this processor; it is kept")
+        priced = {**kept.prices, **_measured(missing)}
+        kept = kept.model_copy(update={"prices": priced, "rounds": {**kept.rounds, **_measured_rounds(rounds)}})
         _write(file, kept)
-    return {
+    prices = {
         codec: CodecPrice(price.encode_s, price.add_s, price.filled, price.encode_segment_s, price.add_segment_s)
         for codec, price in kept.prices.items()
-        if codec in codecs
+        if codec in wanted
     }
+    measured = MeasuredRounds(
+        {codec: each.few_s for codec, each in kept.rounds.items()},
+        {codec: each.many_s for codec, each in kept.rounds.items()},
+    )
+    work, fitting = fitted(prices, measured)
+    return ProcessorPrices(fitting, work)
 
 
 def _measured(codecs: Sequence[str]) -> dict[str, _KeptPrice]:
+    rows = _bench("codecs", codecs, (SHORT_VALUES, VALUES), RUNS)
+    return {codec: _price(parse_codec(codec), rows[codec, SHORT_VALUES], rows[codec, VALUES]) for codec in codecs}
+
+
+def _measured_rounds(codecs: Sequence[str]) -> dict[str, _KeptRounds]:
+    rows = _bench("rounds", codecs, (FEW_VALUES, MANY_VALUES), ROUNDS)
+
+    def took_s(codec: str, values: int) -> float:
+        return rows[codec, values]["processor_s"]
+
+    return {codec: _KeptRounds(few_s=took_s(codec, FEW_VALUES), many_s=took_s(codec, MANY_VALUES)) for codec in codecs}
+
+
+def _bench(what: str, codecs: Sequence[str], counts: tuple[int, ...], runs: int) -> dict[tuple[str, int], _Row]:
+    """A benchmark's rows, by codec and number of values. Raises CliError."""
+    if not codecs:
+        return {}
     chosen = [argument for codec in codecs for argument in ("--codec", codec)]
-    sizes = ["--values", f"{SHORT_VALUES},{VALUES}", "--runs", str(RUNS), "--json"]
+    sizes = ["--values", ",".join(map(str, counts)), "--runs", str(runs), "--json"]
     try:
         done = subprocess.run(
-            [sys.executable, "-m", MODULE, "codecs", *sizes, *chosen],
+            [sys.executable, "-m", MODULE, what, *sizes, *chosen],
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,
@@ -85,8 +137,7 @@ def _measured(codecs: Sequence[str]) -> dict[str, _KeptPrice]:
     if done.returncode:
         told = done.stderr.strip().splitlines()
         raise CliError(f"timing the codecs failed: {told[-1] if told else 'no word'}", "meshtrain bench codecs")
-    found = {(row["codec"], row["values"]): row for row in json.loads(done.stdout)["codecs"]}
-    return {codec: _price(parse_codec(codec), found[codec, SHORT_VALUES], found[codec, VALUES]) for codec in codecs}
+    return {(row["codec"], row["values"]): row for row in json.loads(done.stdout)[what]}
 
 
 def _price(spec: CodecSpec, short: dict[str, float], full: dict[str, float]) -> _KeptPrice:
@@ -117,12 +168,12 @@ def _filled(spec: CodecSpec, encoded_bytes: int) -> float:
 
 
 def _read(file: Path) -> _KeptPrices:
-    processor, software = _processor(), _software()
+    processor, software = processor_model(), _software()
     with suppress(OSError, ValidationError):  # there is none yet, or one that is broken: it is made anew
         kept = _KeptPrices.model_validate_json(file.read_bytes())
         if (kept.processor, kept.software) == (processor, software):
             return kept
-    return _KeptPrices(processor=processor, software=software, prices={})
+    return _KeptPrices(processor=processor, software=software, prices={}, rounds={})
 
 
 def _write(file: Path, kept: _KeptPrices) -> None:
@@ -132,7 +183,7 @@ def _write(file: Path, kept: _KeptPrices) -> None:
     part.replace(file)
 
 
-def _processor() -> str:
+def processor_model() -> str:
     """The processor's model, where the system tells it: figures of another one do not count."""
     with suppress(OSError):  # not Linux
         for line in CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():

@@ -21,6 +21,14 @@ LOOPBACK = ("127.", "[::1]:")  # as addresses begin
 FRESH_S = 600.0  # a figure that is older is measured again: people walk about with laptops
 
 
+class NobodyLinked(CliError):
+    """No other device could be in a job now."""
+
+
+class OneMachine(CliError):
+    """Some of the devices are this very machine, whose processor they would share: no prediction is good there."""
+
+
 @dataclass(frozen=True, slots=True)
 class LinkedMesh:
     """The mesh that is there.
@@ -38,8 +46,16 @@ class LinkedMesh:
     notes: tuple[str, ...]
 
 
-def find_mesh(data_dir: Path | None, measure: bool, stages: Stages) -> LinkedMesh:
-    """Asks the daemon who is there, and has it measure what is not known. Raises CliError with a next step."""
+def find_mesh(data_dir: Path | None, measure: bool, stages: Stages, *, one_machine: bool = True) -> LinkedMesh:
+    """Asks the daemon who is there, and has it measure what is not known.
+
+    Args:
+        measure: also links that were measured a moment ago.
+        one_machine: take daemons on this very machine for laptops.
+
+    Raises:
+        CliError: with a next step; NobodyLinked and OneMachine before anything is measured.
+    """
     with connected(data_dir) as client:
         status = ask(client, GetStatus(), Status, name="status")
         if status.jobs_running:
@@ -54,7 +70,10 @@ def find_mesh(data_dir: Path | None, measure: bool, stages: Stages) -> LinkedMes
         linked = [peer for peer in _peers(client) if peer.state == "linked"]
         wanted = [peer.device for peer in linked if peer.device in together]
         if not wanted:
-            raise CliError(*_nobody(linked))
+            raise NobodyLinked(*_nobody(linked))
+        here = _on_this_machine([peer for peer in linked if peer.device in wanted])
+        if here and not one_machine:
+            raise OneMachine(f"{', '.join(here)}: on this very machine, whose processor all share")
         now_s = time.time()
         old = [
             peer.device
@@ -96,6 +115,10 @@ def _not_measured(name: str, why: str, kept: MeasuredLink | None, now_s: float) 
     )
 
 
+def _on_this_machine(peers: Sequence[PeerSummary]) -> list[str]:
+    return [printable(peer.name) for peer in peers if (peer.address or "").startswith(LOOPBACK)]
+
+
 def _nobody(linked: Sequence[PeerSummary]) -> tuple[str, str]:
     if linked:
         names = ", ".join(printable(peer.name) for peer in linked)
@@ -106,15 +129,24 @@ def _nobody(linked: Sequence[PeerSummary]) -> tuple[str, str]:
     )
 
 
-def assumptions(others: Sequence[PeerSummary]) -> list[str]:
-    """What is not known of the others, said before the figures."""
-    own = os.cpu_count() or 1
-    notes = ["All laptops are taken to compute as fast as this one."]
-    differ = [f"{printable(peer.name)} has {peer.cores}" for peer in others if peer.cores not in (None, own)]
-    if differ:
-        notes = [f"{notes[0]} They may not: this one has {own} cores, {', '.join(differ)}."]
-    here = [printable(peer.name) for peer in others if (peer.address or "").startswith(LOOPBACK)]
-    if here:
+def assumptions(others: Sequence[PeerSummary], device: str) -> list[str]:
+    """What is not known of the others, or roughly, said before the figures.
+
+    Args:
+        device: that this laptop trains on, as torch names it.
+    """
+    speeds = {peer.device: peer.measured.peer_speed for peer in others if peer.measured is not None}
+    known = [peer for peer in others if speeds.get(peer.device) is not None and device == "cpu"]
+    told = [f"{printable(peer.name)} {speeds[peer.device]:.2f}" for peer in known]
+    notes = [f"In this laptop's speed, by a short calculation: {', '.join(told)}."] if told else []
+    unknown = [peer for peer in others if peer not in known]
+    if unknown:
+        own = os.cpu_count() or 1
+        who = "All laptops" if not known else ", ".join(printable(peer.name) for peer in unknown)
+        text = f"{who} are taken to compute as fast as this one."
+        differ = [f"{printable(peer.name)} has {peer.cores}" for peer in unknown if peer.cores not in (None, own)]
+        notes.append(f"{text} They may not: this one has {own} cores, {', '.join(differ)}." if differ else text)
+    if here := _on_this_machine(others):
         notes.append(f"On this very machine: {', '.join(here)}. Its processor is shared, which no figure here counts.")
     if len(others) > 1:
         notes.append("Links between two others were not measured, and count as theirs with this one.")

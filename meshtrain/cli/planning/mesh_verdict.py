@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from meshtrain.cli.planning.linked_mesh import LinkedMesh
 from meshtrain.cli.planning.verdict import (
+    THE_DEFAULTS,
     WAITS_FOR,
     flags,
     milliseconds,
@@ -13,8 +15,9 @@ from meshtrain.cli.planning.verdict import (
     price_document,
     times,
 )
+from meshtrain.cli.ui.progress import Stages
 from meshwire.jobs.files import human_bytes
-from meshwire.planning.mesh_plan import PAYS_FROM, Option
+from meshwire.planning.mesh_plan import PAYS_FROM, MeshPlan, Option, fastest
 from meshwire.planning.quality import Quality
 from meshwire.planning.step_trace import StepTrace
 from meshwire.text import printable
@@ -40,10 +43,11 @@ class Planned:
 
     Attributes:
         devices: this one first, then those with a measured link.
+        step: of the best one alone, which is `alone` of the devices.
         quality: that is wished for.
         options: the best of that quality for each group.
-        default: all together without flags.
-        fast: the chosen group, or all, with the best of any quality that was measured.
+        default: all together with `submit --no-plan`.
+        fast: the chosen group, or all, with the best of any quality that was measured; None: that was not looked for.
         choice: None: train alone.
         takes_all: a job that names nobody runs on exactly these devices.
     """
@@ -53,9 +57,10 @@ class Planned:
     quality: Quality
     options: Sequence[Option]
     default: Option
-    fast: Option
+    fast: Option | None
     choice: Option | None
     takes_all: bool
+    alone: int = 0
 
 
 def devices_of(named: Sequence[tuple[str, str]]) -> list[Device]:
@@ -68,15 +73,48 @@ def devices_of(named: Sequence[tuple[str, str]]) -> list[Device]:
     return made
 
 
+def play(
+    mesh: MeshPlan,
+    there: LinkedMesh,
+    quality: Quality,
+    groups: Sequence[tuple[int, ...]],
+    stages: Stages,
+) -> Planned:
+    """Prices the best settings of these groups; `fast` is left open."""
+    options: list[Option] = []
+    for option in mesh.options(quality, groups):
+        options.append(option)
+        stages.show(f"playing rounds on these laptops ({len(options)} of {len(groups)} groups)")
+    return Planned(
+        devices=devices_of([there.this, *((peer.device, peer.name) for peer, _ in there.others)]),
+        step=mesh.step_alone,
+        alone=mesh.fastest_alone,
+        quality=quality,
+        options=options,
+        default=mesh.default(mesh.everybody),
+        fast=None,
+        choice=fastest(options),
+        takes_all=there.takes_all,
+    )
+
+
+def typed_for(option: Option) -> str:
+    """What is typed for it after `submit --no-plan`."""
+    typed = flags(option.price)
+    if not option.uneven:
+        return typed
+    return "--shares speed" if typed == THE_DEFAULTS else f"{typed} --shares speed"
+
+
 def mesh_rows(found: Planned) -> list[tuple[str, ...]]:
     """The rows of the table, under COLUMNS: alone, each group, and what else one might have typed."""
     step = found.step
-    this = found.devices[0].name
+    this = found.devices[found.alone].name
     alone = (this, ALONE, milliseconds(step.alone_s), number(step.samples_s), times(1.0), "-", "exact", "computing")
     rows: list[tuple[str, ...]] = [(CHOSEN if found.choice is None else "", *alone)]
     rows += [_row(found, option, chosen=option is found.choice) for option in found.options]
     shown = [(option.others, option.price.settings) for option in found.options]
-    for other in (found.default, found.fast):
+    for other in (found.default, *([found.fast] if found.fast is not None else [])):
         if (other.others, other.price.settings) not in shown:
             shown.append((other.others, other.price.settings))
             rows.append(_row(found, other, chosen=False))
@@ -88,7 +126,7 @@ def _row(found: Planned, option: Option, *, chosen: bool) -> tuple[str, ...]:
     return (
         CHOSEN if chosen else "",
         _names(found, option),
-        flags(price),
+        typed_for(option),
         milliseconds(price.step_s),
         number(price.samples_s),
         times(price.against_one),
@@ -111,51 +149,54 @@ def reason(found: Planned) -> str:
     choice, price = found.choice, found.choice.price
     text = (
         f"{_names(found, choice)} together train {times(price.against_one)} as fast as one laptop alone "
-        f"({number(price.samples_s)} samples/s, {number(price.alone_samples_s)} alone), with {flags(price)}: "
+        f"({number(price.samples_s)} samples/s, {number(price.alone_samples_s)} alone), with {typed_for(choice)}: "
         f"a step mostly waits for {WAITS_FOR[choice.waits_for]}"
     )
     everybody = max(found.options, key=lambda option: len(option.others))
     if everybody is not choice:
         text += f"; all {len(everybody.others) + 1} would do {times(everybody.price.against_one)}"
     if found.default.price.settings != price.settings:
-        text += f"; without flags all would do {times(found.default.price.against_one)}"
+        text += f"; with the defaults all would do {times(found.default.price.against_one)}"
     return f"{text}.{_with_fast(found)}"
 
 
 def _alone(found: Planned) -> str:
-    best = max((option.price for option in found.options), key=lambda price: price.samples_s)
-    reached = flags(best)
-    typed = "" if reached == "no flags" else f", with {reached}"
+    option = max(found.options, key=lambda option: option.price.samples_s)
+    best, reached = option.price, typed_for(option)
+    train = "Train alone" if not found.alone else f"Train alone on {found.devices[found.alone].name}, which is faster"
+    typed = "" if reached == THE_DEFAULTS else f", with {reached}"
     if best.against_one < 1:
-        text = f"Train alone: one laptop is {1 / best.against_one:.2f} times as fast as the best of all groups{typed}."
+        text = f"{train}: one laptop is {1 / best.against_one:.2f} times as fast as the best of all groups{typed}."
     else:
         more = f"{PAYS_FROM:.2f}"
         text = (
-            f"Train alone: the best of all groups does {times(best.against_one)} of one laptop{typed}, and below "
+            f"{train}: the best of all groups does {times(best.against_one)} of one laptop{typed}, and below "
             f"{more}x a prediction is not sure enough."
         )
     return text + _with_fast(found)
 
 
 def _with_fast(found: Planned) -> str:
+    if found.fast is None or found.quality is Quality.FAST:
+        return ""
     price = found.fast.price
     now = found.choice.price.against_one if found.choice is not None else 1.0
-    if found.quality is Quality.FAST or price.against_one < PAYS_FROM * now:
+    if price.against_one < PAYS_FROM * now:
         return ""
-    return f" With --quality fast: {times(price.against_one)}, {flags(price)}."
+    return f" With --quality fast: {times(price.against_one)}, {typed_for(found.fast)}."
 
 
 def submit_line(found: Planned, script: str, args: Sequence[str], data: str | None) -> str:
-    """The command that does what was chosen, whole."""
-    words = ["meshtrain", "submit"]
+    """The command that does what was chosen, whole, and chooses nothing anew."""
+    words = ["meshtrain", "submit"] if found.choice is None else ["meshtrain", "submit", "--no-plan"]
     if found.choice is None:
-        words += ["--peers", "1"]
+        words += ["--on", found.devices[found.alone].typed] if found.alone else ["--peers", "1"]
     else:
         if not (found.takes_all and len(found.choice.others) == len(found.devices) - 1):
             members = (found.devices[0], *(found.devices[1 + at] for at in found.choice.others))
             words += ["--on", ",".join(member.typed for member in members)]
-        typed = flags(found.choice.price)
-        words += [] if typed == "no flags" else typed.split(" ")
+        typed = typed_for(found.choice)
+        words += [] if typed == THE_DEFAULTS else typed.split(" ")
     if data is not None:
         words += ["--data", data]
     return shlex.join([*words, script, *args])
@@ -175,7 +216,7 @@ def mesh_document(found: Planned, told: str, line: str) -> dict[str, Any]:
         "devices": [{"device": device.id, "name": device.name} for device in found.devices],
         "options": [option_document(option) for option in found.options],
         "default": option_document(found.default),
-        "fast": option_document(found.fast),
+        "fast": None if found.fast is None else option_document(found.fast),
         "choice": None if found.choice is None else option_document(found.choice),
         "reason": told,
         "command": line,

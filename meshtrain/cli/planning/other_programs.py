@@ -13,12 +13,12 @@ class OtherPrograms:
         self._begun = self._figures()
 
     def note(self) -> str | None:
-        """A line for the person, when it was much. What was measured must have ended, and been waited for."""
+        """A note for the person, when it was much. What was measured must have ended, and been waited for."""
         part = self.part()
         if part < NOTABLE_PART:
             return None
         return (
-            f"note: other programs took {part:.0%} of this laptop's processor meanwhile: without them its steps are "
+            f"other programs took {part:.0%} of this laptop's processor meanwhile: without them its steps are "
             "shorter, and the network matters more"
         )
 

@@ -12,7 +12,8 @@ from meshwire.planning.quality import Quality
 from meshwire.planning.step_trace import StepTrace
 from meshwire.planning.what_if import Cell, WhatIf
 
-COLUMNS = ("MBIT/S", "LAPTOPS", "BEST", "SAMPLES/S", "OF ONE", "WAITS FOR", "WITHOUT FLAGS")
+COLUMNS = ("MBIT/S", "LAPTOPS", "BEST", "SAMPLES/S", "OF ONE", "WAITS FOR", "DEFAULTS")
+THE_DEFAULTS = "the defaults"  # bsp and fp32, over its usual topology: `submit --no-plan`
 TWICE = 2.0
 NEARLY_TWICE = 1.8  # what two can come to
 NETWORK = (Binds.LINK, Binds.AIR, Binds.LATENCY)
@@ -20,7 +21,7 @@ WAITS_FOR = {
     Binds.COMPUTE: "computing",
     Binds.LINK: "the link",
     Binds.AIR: "the air",
-    Binds.PROCESSOR: "codec, TLS",
+    Binds.PROCESSOR: "the daemons",
     Binds.LATENCY: "latency",
 }
 
@@ -31,14 +32,14 @@ def mbit(bytes_s: float) -> str:
 
 
 def flags(price: Price) -> str:
-    """What is typed after `submit` for these settings."""
+    """What is typed after `submit --no-plan` for these settings."""
     settings = price.settings
     typed = [] if settings.sync.text() == "bsp" else [f"--sync {settings.sync.text()}"]
     if not settings.sync.sparse and settings.codec != FP32:
         typed.append(f"--codec {settings.codec}")
     if settings.collective != collective_for(settings.codec):
         typed.append(f"--topology {settings.collective.topology}")
-    return " ".join(typed) or "no flags"
+    return " ".join(typed) or THE_DEFAULTS
 
 
 def times(against_one: float) -> str:
@@ -121,7 +122,7 @@ def _rate_needed(whatif: WhatIf, cells: Sequence[Cell]) -> str:
     if needed is None:
         return f"{what} is out of reach for {peers} laptops at any rate."
     plain = "no rate is enough" if default is None else f"{mbit(default)}"
-    return f"{what} takes {mbit(needed)} Mbit/s with {peers} laptops ({plain} without flags)."
+    return f"{what} takes {mbit(needed)} Mbit/s with {peers} laptops ({plain} with the defaults)."
 
 
 def _alone(whatif: WhatIf, cells: Sequence[Cell]) -> str | None:
@@ -144,7 +145,7 @@ def _alone(whatif: WhatIf, cells: Sequence[Cell]) -> str | None:
 
 def _by_flags(price: Price) -> str:
     typed = flags(price)
-    return "" if typed == "no flags" else f" at best, with {typed}"
+    return "" if typed == THE_DEFAULTS else f" at best, with {typed}"
 
 
 def document(whatif: WhatIf, step: StepTrace, cells: Sequence[Cell], told: str) -> dict[str, Any]:

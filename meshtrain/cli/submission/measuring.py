@@ -84,7 +84,13 @@ def measure(
 
 
 def trace(
-    root: Path, script: str, args: Sequence[str], env: Mapping[str, str], data: Path | None, stages: Stages
+    root: Path,
+    script: str,
+    args: Sequence[str],
+    env: Mapping[str, str],
+    data: Path | None,
+    stages: Stages,
+    timeout_s: float = MEASURE_TIMEOUT_S,
 ) -> TracedScript:
     """How `script` steps, run in `root` alone for at most TRACED_STEPS steps behind `mt.prepare`.
 
@@ -103,8 +109,9 @@ def trace(
         _Awaited(
             f"running {script} for a few steps, to see how long they take",
             f"before its steps were timed, {TRACED_STEPS_MIN} behind mt.prepare at least",
-            f"{script} has not taken {TRACED_STEPS_MIN} steps in {MEASURE_TIMEOUT_S:.0f} s",
+            f"{script} has not taken {TRACED_STEPS_MIN} steps in {timeout_s:.0f} s",
             "smaller batches, or less work before the first step",
+            timeout_s,
         ),
         stages,
     )
@@ -118,6 +125,7 @@ class _Awaited(NamedTuple):
     too_early: str
     too_late: str
     hint: str
+    timeout_s: float = MEASURE_TIMEOUT_S
 
 
 def _run(
@@ -151,7 +159,7 @@ def _run(
 
 def _wait(process: "subprocess.Popen[bytes]", file: Path, awaited: _Awaited, stages: Stages) -> int:
     """Until it has ended, or is about to: what was written is all that is wanted of it."""
-    deadline_s = time.monotonic() + MEASURE_TIMEOUT_S
+    deadline_s = time.monotonic() + awaited.timeout_s
     while True:
         stages.show(awaited.doing)
         try:

@@ -11,6 +11,7 @@ from meshtrain.cli.ui.connection import ask, connected
 from meshtrain.cli.ui.exits import EXIT_INTERRUPTED
 from meshtrain.cli.ui.follow import follow_job
 from meshtrain.cli.ui.job import find_job
+from meshtrain.cli.ui.prediction import prediction_text
 from meshtrain.cli.ui.progress import Stages
 from meshtrain.cli.ui.terminal import plain, print_json, printable_lines, say
 from meshtrain.client import Client
@@ -37,8 +38,20 @@ def send(client: Client, body: Submit | Resubmit, stages: Stages) -> Submitted:
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
-def started(submitted: Submitted, notes: Sequence[str], data_dir: Path | None, *, detach: bool, json: bool) -> int:
-    """Tells of a job that has begun, and follows it unless `detach`. Returns the exit code."""
+def started(
+    submitted: Submitted,
+    notes: Sequence[str],
+    data_dir: Path | None,
+    *,
+    detach: bool,
+    json: bool,
+    predicted: bool = False,
+) -> int:
+    """Tells of a job that has begun, and follows it unless `detach`. Returns the exit code.
+
+    Args:
+        predicted: in the end, tell how fast it was beside what was predicted.
+    """
     for note in notes:
         say(f"note: {printable_lines(note)}")
     job, members = submitted.job, submitted.members
@@ -55,7 +68,11 @@ def started(submitted: Submitted, notes: Sequence[str], data_dir: Path | None, *
         return 0
     say("Following; ctrl-C detaches, the job goes on.")
     code = follow_job(data_dir, job, members, logs=sys.stderr if json else None)
-    if json:
+    if json or predicted:
         with connected(data_dir) as client:
-            print_json({**document, "summary": plain(find_job(client, job)), "exit_code": code})
+            summary = find_job(client, job)
+        if (told := prediction_text(summary)) is not None:
+            say(told)
+        if json:
+            print_json({**document, "summary": plain(summary), "exit_code": code})
     return code

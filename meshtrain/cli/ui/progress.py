@@ -20,6 +20,7 @@ class Stages:
         self._started_s = time.monotonic()
         self._bar: Progress | None = None
         self._task: TaskID | None = None
+        self._of_bytes = False
         self._text = ""
 
     def __enter__(self) -> Self:
@@ -42,11 +43,23 @@ class Stages:
         self._text = text
 
     def _show_bar(self, text: str, done_bytes: int, total_bytes: int) -> None:
-        if self._bar is None:
-            from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+        if self._bar is None or self._of_bytes != (total_bytes > 0):
+            from rich.progress import (
+                BarColumn,
+                DownloadColumn,
+                Progress,
+                SpinnerColumn,
+                TextColumn,
+                TransferSpeedColumn,
+            )
 
-            columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(True))
-            self._bar = Progress(*columns, TransferSpeedColumn(), console=self._console, transient=True)
+            if self._bar is not None:
+                self._bar.stop()
+            self._of_bytes = total_bytes > 0
+            told = TextColumn("{task.description}", markup=False)
+            columns = (told, BarColumn(), DownloadColumn(True), TransferSpeedColumn())
+            kinds = columns if self._of_bytes else (SpinnerColumn(), told)
+            self._bar = Progress(*kinds, console=self._console, transient=True)
             self._task = self._bar.add_task(text, total=None)
             self._bar.start()
         assert self._task is not None

@@ -69,6 +69,11 @@ def console(*, stderr: bool = False) -> "Console":
     return made
 
 
+def at_terminal() -> bool:
+    """Whether somebody can be asked."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
 def say(text: str, style: str | None = None) -> None:
     """A line for the person, on stderr."""
     if style is None:

@@ -44,6 +44,21 @@ TopologyName = Annotated[str, Field(max_length=limits.TOPOLOGY_CHARS_MAX)]
 """The name of a topology, as `meshwire.collectives.strategy` lists them."""
 
 
+SamplesPerSecond = Annotated[float, Field(gt=0, le=limits.SAMPLES_MAX)]
+
+
+class Prediction(Wire):
+    """What was expected of a job when its settings were chosen, in samples a second.
+
+    Attributes:
+        samples_s: of all members together.
+        alone_samples_s: of the best one of them alone.
+    """
+
+    samples_s: SamplesPerSecond
+    alone_samples_s: SamplesPerSecond
+
+
 class JobSpec(Wire):
     """All that defines a job; equal on every member."""
 
@@ -71,6 +86,7 @@ class JobSpec(Wire):
     peers_max: Annotated[int, Field(ge=1, le=limits.MEMBERS_MAX)] | None = None  # ever in it; None: nobody joins
     independent: bool = False  # each device may train by itself: a job without a round is none that has failed
     partition_wait: PartitionWait | None = None  # of a part that is not entitled to go on; None: follows from patience
+    prediction: Prediction | None = None  # None: nothing was predicted
 
 
 class Member(Wire):
@@ -380,6 +396,7 @@ class JobSummary(Wire):
     partition_wait: PartitionWait | None = None  # as of `JobSpec`
     refused: Annotated[tuple[RefusedRank, ...], Field(max_length=limits.MEMBERS_MAX)] = ()  # as this device knows
     provisional: bool = False  # the generation is: its rounds are given up if others are entitled to go on
+    prediction: Prediction | None = None  # as of `JobSpec`
 
 
 @message("job.found")

@@ -19,6 +19,7 @@ from meshwire.messages.job import (
     GivenUpTag,
     JobSummary,
     Member,
+    Prediction,
     RelativePath,
     Text,
     TopologyName,
@@ -283,6 +284,7 @@ class Submit(Wire):
     peers_max: Annotated[int, Field(ge=1, le=limits.MEMBERS_MAX)] | None = None  # as of `JobSpec`
     independent: bool = False  # as of `JobSpec`
     partition_wait: PartitionWait | None = None  # as of `JobSpec`
+    prediction: Prediction | None = None  # as of `JobSpec`
 
 
 @message("resubmit")

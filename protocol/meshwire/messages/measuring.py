@@ -29,6 +29,18 @@ class MeasureReady(Wire):
     wired: bool | None
 
 
+@message("ask.speed")
+class AskSpeed(Wire):
+    """Request: how fast this device computes. Reply: `ComputeSpeed`."""
+
+
+@message("speed")
+class ComputeSpeed(Wire):
+    """Reply: how long a calculation takes that is the same everywhere; it tells devices apart, and nothing more."""
+
+    kernel_s: Annotated[float, Field(gt=0, le=limits.SPEED_S_MAX)]
+
+
 @message("probe.taken")
 class ProbeTaken(Wire):
     """Notice: so many bytes of a leg's payloads have come. Who sends goes no further than a window beyond them."""

@@ -1,6 +1,8 @@
 """Which settings a job can have, what each would cost, and which of them to take."""
 
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 
 from meshwire.codecs.registry import parse_codec
@@ -46,6 +48,51 @@ def legal_settings(manifest: ModelManifest, tried: Sequence[Tried] = tuple(EVIDE
                 yield JobSettings(collective_for(codec, topology.name), sync)
 
 
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """What somebody has typed of a job's settings, as texts; None: it is to be chosen."""
+
+    sync: str | None = None
+    codec: str | None = None
+    topology: str | None = None
+
+    def settings(self, manifest: ModelManifest) -> list[JobSettings]:
+        """Those that `submit` takes for this model and that have all that is pinned: of what was measured, and where
+        nothing was, what `submit` itself would add. Raises ValueError where what is pinned is not legal."""
+        legal = list(legal_settings(manifest, self._tried()))
+        if self.topology is None:
+            return legal
+        found = {}
+        for each in legal:
+            try:
+                collective = collective_for(each.codec, self.topology)
+            except ValueError:  # this codec does not go over that topology
+                continue
+            found[str(each.codec), each.sync.text()] = replace(each, collective=collective)
+        return list(found.values())
+
+    def _tried(self) -> list[Tried]:
+        mode = sync_settings(self.sync or DEFAULT[1])
+        codec = str(codec_of(mode, self.codec))
+        found = [
+            tried
+            for tried in EVIDENCE
+            if (self.sync is None or tried.sync == mode.text()) and (self.codec is None or tried.codec == codec)
+        ]
+        return found or [Tried(codec, mode.text())]
+
+
+def wished(settings: Sequence[JobSettings], quality: Quality) -> list[JobSettings]:
+    """Those of the wished quality that we would recommend; where there are none, for something else was typed, those
+    that give up least."""
+    good = [each for each in settings if quality.allows(each.quality) and _known(each)]
+    if good or not settings:
+        return good
+    order = list(Quality)
+    least = min(order.index(each.quality) for each in settings)
+    return [each for each in settings if order.index(each.quality) == least]
+
+
 def priced(
     pricing: Pricing, settings: Sequence[JobSettings], steps: Sequence[StepTrace], network: Network
 ) -> list[Price]:
@@ -57,11 +104,17 @@ def priced(
 def chosen(prices: Sequence[Price], quality: Quality) -> Price:
     """The fastest of those that are wished for; of several that are as fast, to within what the model can tell, the one
     that gives up least, over the codec's usual topology. Raises ValueError when there is none."""
-    wished = [price for price in prices if quality.allows(price.settings.quality) and _known(price.settings)]
-    if not wished:
+    found = [price for price in prices if quality.allows(price.settings.quality) and _known(price.settings)]
+    if not found:
         raise ValueError(f"none of {len(prices)} settings is {quality}")
-    most = max(price.samples_s for price in wished)
-    level = [price for price in wished if price.samples_s >= (1 - LEVEL_PART) * most]
+    return preferred(found)
+
+
+def preferred(prices: Sequence[Price]) -> Price:
+    """The fastest; of several that are as fast, to within what the model can tell, the one that gives up least, over
+    the codec's usual topology."""
+    most = max(price.samples_s for price in prices)
+    level = [price for price in prices if price.samples_s >= (1 - LEVEL_PART) * most]
     return min(level, key=_given_up)
 
 
@@ -71,7 +124,8 @@ def _known(settings: JobSettings) -> bool:
 
 def _given_up(price: Price) -> tuple[int, float, float, bool, float]:
     settings = price.settings
-    evidence = EVIDENCE[Tried(str(settings.codec), settings.sync.text())]
+    evidence = EVIDENCE.get(Tried(str(settings.codec), settings.sync.text()))
+    behind_nats = math.inf if evidence is None else evidence.behind_nats
     exact = str(settings.codec) == DEFAULT[0]
     other = settings.collective != collective_for(settings.codec)
-    return list(Quality).index(evidence.quality), evidence.behind_nats, not exact, other, -price.samples_s
+    return list(Quality).index(settings.quality), behind_nats, not exact, other, -price.samples_s

@@ -11,8 +11,9 @@ from pydantic import Field
 
 from meshwire import limits
 from meshwire.message_base import Seconds, Wire
-from meshwire.planning.network import Network, PeerLink
+from meshwire.planning.network import USUAL_WORK, DaemonWork, Network, PeerLink
 
+SPEED_RATIO_MAX = 1000.0  # of two devices
 SHARED_PART = 1.4  # both directions at once carry less than this of the better one alone: they share a medium
 
 Goodput = Annotated[float, Field(gt=0, le=limits.GOODPUT_BYTES_S_MAX)]
@@ -28,6 +29,8 @@ class MeasuredLink(Wire):
         loaded_rtt_s: of a message beside chunks one way; None: none came back in time.
         wired, peer_wired: whether this end, and the other one, has a cable; None: unknown.
         at_s: when, in Unix time.
+        peer_speed: how fast the other device computes, in this one's speed, by a calculation that is the same on both;
+            None: unknown.
     """
 
     send_bytes_s: Goodput
@@ -39,6 +42,7 @@ class MeasuredLink(Wire):
     wired: bool | None
     peer_wired: bool | None
     at_s: Seconds
+    peer_speed: Annotated[float, Field(gt=0, le=SPEED_RATIO_MAX)] | None = None
 
     @property
     def both_bytes_s(self) -> float:
@@ -64,7 +68,7 @@ class MeasuredLink(Wire):
         return self.both_send_bytes_s, self.both_receive_bytes_s
 
 
-def measured_network(links: Sequence[MeasuredLink]) -> Network:
+def measured_network(links: Sequence[MeasuredLink], work: DaemonWork = USUAL_WORK) -> Network:
     """The network of a device, which comes first, and those that its links lead to.
 
     The first one is as fast as with the fastest of the others, and these are with each other as fast as with it. All
@@ -85,4 +89,4 @@ def measured_network(links: Sequence[MeasuredLink]) -> Network:
         for link, send_bytes_s, receive_bytes_s in zip(links, sends, receives, strict=True)
     )
     air = min((link.crossings * link.both_bytes_s for link in shared), default=None)
-    return Network((first, *others), air_bytes_s=air)
+    return Network((first, *others), air_bytes_s=air, work=work)

@@ -1,16 +1,19 @@
 """Which of the devices that are there should train a model together, and with which settings."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
-from meshwire.planning.choose import DEFAULT, LEVEL_PART, chosen, job_settings, legal_settings, priced
+from meshwire.planning.choose import DEFAULT, LEVEL_PART, Pinned, job_settings, preferred, priced, wished
 from meshwire.planning.measured_link import MeasuredLink, measured_network
+from meshwire.planning.network import USUAL_WORK, DaemonWork, Network
 from meshwire.planning.price import Binds, JobSettings, Price, Pricing
 from meshwire.planning.quality import Quality
 from meshwire.planning.step_trace import StepTrace
+from meshwire.sync_modes.batch_sizes import DEAD_BAND, sizes_by_speed
 
 PAYS_FROM = 1.05  # of one alone: less is not worth a second laptop, and less than the prediction is sure of
+NOTHING = Pinned()
 EVERY_GROUP_OF = 4  # others: of more, the fastest one, two, three and so on
 
 
@@ -21,25 +24,55 @@ class Option:
     Attributes:
         others: that train with this device, by their place among the links.
         waits_for: what a step mostly waits for.
+        uneven: batches follow speed, for the members differ.
     """
 
     others: tuple[int, ...]
     price: Price
     waits_for: Binds
+    uneven: bool = False
 
 
 class MeshPlan:
-    """This device and those that it has measured links to, of which each steps as this one was seen to.
+    """This device and those that it has measured links to, of which each steps as this one was seen to, but as much
+    faster as it computes.
 
     Args:
         links: to the others, in the order in which a job has them as members.
+        pinned: what is not chosen, for it was typed.
+        work: of each daemon's processor.
+        shares: whether batches may follow speed (X4a).
     """
 
-    def __init__(self, pricing: Pricing, step: StepTrace, links: Sequence[MeasuredLink]) -> None:
+    def __init__(
+        self,
+        pricing: Pricing,
+        step: StepTrace,
+        links: Sequence[MeasuredLink],
+        pinned: Pinned = NOTHING,
+        work: DaemonWork = USUAL_WORK,
+        *,
+        shares: bool = True,
+    ) -> None:
+        self._work = work
+        self._shares = shares
+        # What a graphics card does is another calculation.
+        speeds = [link.peer_speed or 1.0 if step.device == "cpu" else 1.0 for link in links]
+        self._each = [step, *(step.at_speed(speed) for speed in speeds)]
         self._pricing = pricing
-        self._step = step
         self._links = links
-        self._settings = [each for each in legal_settings(pricing.manifest) if pricing.knows(each.codec)]
+        self._settings = [each for each in pinned.settings(pricing.manifest) if pricing.knows(each.codec)]
+
+    @property
+    def fastest_alone(self) -> int:
+        """Who is the best one alone, this device being 0: another one only where it is faster beyond doubt."""
+        best = max(range(len(self._each)), key=lambda at: self._each[at].samples_s)
+        return best if self._each[best].samples_s >= DEAD_BAND * self._each[0].samples_s else 0
+
+    @property
+    def step_alone(self) -> StepTrace:
+        """How that one steps."""
+        return self._each[self.fastest_alone]
 
     @property
     def everybody(self) -> tuple[int, ...]:
@@ -54,30 +87,39 @@ class MeshPlan:
         fastest = sorted(others, key=lambda at: -min(self._links[at].rates_bytes_s))
         return [tuple(sorted(fastest[:count])) for count in range(1, len(fastest) + 1)]
 
-    def options(self, quality: Quality) -> Iterator[Option]:
-        """The best settings of the wished quality for each group; each takes a while."""
-        for group in self.groups():
+    def options(self, quality: Quality, groups: Sequence[tuple[int, ...]] | None = None) -> Iterator[Option]:
+        """The best settings of the wished quality for each group, or for these; each takes a while."""
+        for group in self.groups() if groups is None else groups:
             yield self.best(group, quality)
 
     def best(self, group: tuple[int, ...], quality: Quality) -> Option:
         """The best settings of the wished quality for one group."""
-        settings = [each for each in self._settings if quality.allows(each.quality)]
-        return self._option(group, chosen(self._priced(settings, group), quality))
+        return self._option(group, preferred(self._priced(wished(self._settings, quality), group)))
 
     def default(self, group: tuple[int, ...]) -> Option:
-        """What `submit` does without flags."""
+        """What `submit --no-plan` does."""
         return self._option(group, self._priced([job_settings(*DEFAULT)], group)[0])
 
     def _option(self, group: tuple[int, ...], price: Price) -> Option:
-        steps, network = self._steps(group), measured_network([self._links[at] for at in group])
-        return Option(group, price, self._pricing.waits_for(price.settings, steps, network))
+        steps, network = self._steps(group), self._network(group)
+        price = replace(price, alone_samples_s=self.step_alone.samples_s)
+        waits_for = self._pricing.waits_for(price.settings, steps, network)
+        return Option(group, price, waits_for, uneven=len({step.samples for step in steps}) > 1)
 
     def _priced(self, settings: Sequence[JobSettings], group: tuple[int, ...]) -> list[Price]:
-        network = measured_network([self._links[at] for at in group])
-        return priced(self._pricing, settings, self._steps(group), network)
+        return priced(self._pricing, settings, self._steps(group), self._network(group))
+
+    def _network(self, group: tuple[int, ...]) -> Network:
+        return measured_network([self._links[at] for at in group], self._work)
 
     def _steps(self, group: tuple[int, ...]) -> tuple[StepTrace, ...]:
-        return (self._step,) * (1 + len(group))
+        steps = tuple(self._each[at] for at in (0, *(1 + other for other in group)))
+        batch = self._each[0].samples
+        speeds = [step.samples_s for step in steps]
+        sizes = sizes_by_speed(speeds, batch, (batch,) * len(steps)) if self._shares else None
+        if sizes is None:
+            return steps
+        return tuple(step.of_samples(size) for step, size in zip(steps, sizes, strict=True))
 
 
 def fastest(options: Sequence[Option]) -> Option | None:

@@ -18,6 +18,24 @@ ROUND_S = 2.5e-3
 
 
 @dataclass(frozen=True, slots=True)
+class DaemonWork:
+    """What a daemon's processor does for a round beside the codec.
+
+    Attributes:
+        byte_s, message_s: at each end, for a byte and for a frame, with TLS.
+        round_s: of each round, whatever is in it.
+    """
+
+    byte_s: float = BYTE_S
+    message_s: float = MESSAGE_S
+    round_s: float = ROUND_S
+
+
+NO_WORK = DaemonWork(0.0, 0.0, 0.0)
+USUAL_WORK = DaemonWork()
+
+
+@dataclass(frozen=True, slots=True)
 class PeerLink:
     """How a peer is linked to all others: its rates, its latency, and whether by cable.
 
@@ -41,15 +59,12 @@ class Network:
         links: by position in the ring.
         air_bytes_s: what crosses the air of the one WiFi cell that all share, up and down together; None: they share
             none. From station to station a byte crosses it twice, between a station and a wired peer once.
-        byte_s, message_s: of a daemon's processor at each end, for a byte and for a frame.
-        round_s: of each round, whatever is in it.
+        work: of a daemon's processor.
     """
 
     links: tuple[PeerLink, ...]
     air_bytes_s: float | None = None
-    byte_s: float = BYTE_S
-    message_s: float = MESSAGE_S
-    round_s: float = ROUND_S
+    work: DaemonWork = USUAL_WORK
 
     def without_rates(self) -> "Network":
         """The same with links that take any number of bytes at once; the air stays as it is."""
@@ -57,8 +72,8 @@ class Network:
         return replace(self, links=links)
 
     def without_latency(self) -> "Network":
-        """The same where nothing takes time that is not a byte's."""
-        return replace(self, links=tuple(replace(link, rtt_s=0.0) for link in self.links), round_s=0.0)
+        """The same where nothing is on its way."""
+        return replace(self, links=tuple(replace(link, rtt_s=0.0) for link in self.links))
 
     def crossings(self, sender: int, receiver: int) -> int:
         """How often what goes from one to the other crosses the shared air."""

@@ -195,7 +195,8 @@ class _Round:
         return now_s
 
     def _handling_s(self, load: BucketLoad, shard: int) -> float:
-        return load.frames[shard] * self._network.message_s + load.sizes_bytes[shard] * self._network.byte_s
+        work = self._network.work
+        return load.frames[shard] * work.message_s + load.sizes_bytes[shard] * work.byte_s
 
     def _prepared(self, now_s: float, index: int, at: int) -> None:
         for send in range(len(self._parts[at].sends)):

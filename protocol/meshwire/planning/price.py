@@ -19,7 +19,7 @@ from meshwire.layout.by_round import RoundLayouts
 from meshwire.layout.encoded import EncodedLayout
 from meshwire.model.manifest import ModelManifest
 from meshwire.model.plan import Plan, plan_buckets
-from meshwire.planning.network import Network
+from meshwire.planning.network import NO_WORK, DaemonWork, Network
 from meshwire.planning.playback import BucketLoad, Playback, Played
 from meshwire.planning.quality import Quality, quality_of
 from meshwire.planning.step_trace import StepTrace
@@ -51,6 +51,7 @@ class CodecPrice:
     Attributes:
         encode_s, add_s: for each value: encoding it, with error feedback, and decoding it and adding it to another.
         encode_segment_s, add_segment_s: for each segment, however short it is: small models have them of 1024 values.
+        rest_s: for each value of a round, what a daemon does beyond that: feedback, bookkeeping of segments.
         filled: of the largest size of a segment, the part that gradients take; 1 where sizes are fixed.
     """
 
@@ -59,6 +60,7 @@ class CodecPrice:
     filled: float = 1.0
     encode_segment_s: float = 0.0
     add_segment_s: float = 0.0
+    rest_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +144,13 @@ class Pricing:
         assert len(steps) == len(network.links)
         sync = settings.sync
         period = max(1, sync.period)
-        rounds = [self._round(settings, each, steps, network) for each in self._all_loads(settings, len(steps))]
+        # In step, a round is over for all at once; who then takes longer to apply it begins the next step later.
+        in_step = not sync.period and not sync.staleness
+        applied_s = min(step.after_s for step in steps)
+        late_s = [step.after_s - applied_s if in_step else 0.0 for step in steps]
+        rounds = [self._round(settings, each, steps, late_s, network) for each in self._all_loads(settings, len(steps))]
         played = [one for one, _ in rounds]
-        round_s = fmean(each for _, each in rounds) + network.round_s
+        round_s = fmean(each for _, each in rounds) + network.work.round_s
         compute_s = max(step.alone_s + (0 if sync.period else step.copy_s) for step in steps)
         after_s = max(step.after_s for step in steps)
         if sync.period:
@@ -153,12 +159,14 @@ class Pricing:
             # The own gradient is taken ahead by a copy of the optimizer, so that this runs twice; a round that began
             # with step k must be there before step k + s + 1; and nothing can be busy for longer than a step.
             compute_s += after_s + max(
-                one.processor_s[at] / steps[at].threads for one in played for at in range(len(steps))
+                (one.processor_s[at] + network.work.round_s) / steps[at].threads
+                for one in played
+                for at in range(len(steps))
             )
             cycle_s = (round_s + 2 * after_s) / (sync.staleness + 1)
-            step_s = max(compute_s, cycle_s, *(_busiest_s(one) for one in played))
+            step_s = max(compute_s, cycle_s, *(_busiest_s(one, network.work) for one in played))
         else:
-            step_s = round_s + after_s
+            step_s = round_s + applied_s
         sent = _means([one.sent_bytes for one in played], period)
         received = _means([one.received_bytes for one in played], period)
         busy_s = fmean(max(one.busiest_link_s, one.air_s) for one in played) / period
@@ -186,24 +194,44 @@ class Pricing:
             Binds.AIR: self.price(settings, steps, replace(network, air_bytes_s=None)),
             Binds.LATENCY: self.price(settings, steps, network.without_latency()),
             Binds.PROCESSOR: Pricing(self.manifest, dict.fromkeys(self._codec_prices, CodecPrice(0.0, 0.0))).price(
-                settings, steps, replace(network, byte_s=0.0, message_s=0.0)
+                settings, steps, replace(network, work=NO_WORK)
             ),
         }
         return min(without, key=lambda each: without[each].step_s)
 
+    def processor_s(self, settings: JobSettings, network: Network) -> float:
+        """What the busiest member's daemon computes for a round, but for what each round takes whatever is in it."""
+        members = len(network.links)
+        playback = self._playback(settings.collective, members)
+        played = [
+            playback.play(each.loads, [[0.0] * len(each.loads)] * members, network)
+            for each in self._all_loads(settings, members)
+        ]
+        return fmean(max(each.processor_s) for each in played)
+
     def _round(
-        self, settings: JobSettings, loads: "_Loads", steps: Sequence[StepTrace], network: Network
+        self,
+        settings: JobSettings,
+        loads: "_Loads",
+        steps: Sequence[StepTrace],
+        late_s: Sequence[float],
+        network: Network,
     ) -> tuple[Played, float]:
         """A round as it is played, and when the last member has it: in seconds from the step's beginning, or with a
         period from the round's."""
         period = settings.sync.period
-        ready = [[0.0] * len(loads.loads) if period else loads.ready_s(step) for step in steps]
+        ready = [
+            [0.0] * len(loads.loads) if period else [late + each_s for each_s in loads.ready_s(step)]
+            for step, late in zip(steps, late_s, strict=True)
+        ]
         played = self._playback(settings.collective, len(steps)).play(loads.loads, ready, network)
         if period:
             return played, max(played.finished_s)
         ends = [
-            max(finished_s, _computed_s(step, finished_s, processor_s))
-            for step, finished_s, processor_s in zip(steps, played.finished_s, played.processor_s, strict=True)
+            max(finished_s, late + _computed_s(step, finished_s - late, processor_s))
+            for step, late, finished_s, processor_s in zip(
+                steps, late_s, played.finished_s, played.processor_s, strict=True
+            )
         ]
         return played, max(ends)
 
@@ -308,6 +336,7 @@ def _load(
     model_values = plan.buckets[index].count if layout.projected and index in layout.model_buckets else 0
     kept = collective.reduction is not Reduction.LINEAR
     pieces = list(zip(values, segments, strict=True))
+    rest_s = whole.rest_s * sum(values) / 2  # some of it before anything leaves, some when all has come
     encode_s = tuple(price.encode_s * count + price.encode_segment_s * cut for count, cut in pieces)
     add_s = tuple(price.add_s * count + price.add_segment_s * cut for count, cut in pieces)
     return BucketLoad(
@@ -315,8 +344,8 @@ def _load(
         frames=tuple(frames),
         encode_s=encode_s,
         add_s=add_s,
-        prepare_s=whole.encode_s * model_values + (sum(encode_s) if kept else 0.0),
-        finish_s=whole.add_s * model_values,
+        prepare_s=whole.encode_s * model_values + (sum(encode_s) if kept else 0.0) + rest_s,
+        finish_s=whole.add_s * model_values + rest_s,
         after=None if precursor is None else order[precursor],
     )
 
@@ -358,8 +387,8 @@ def _computed_s(step: StepTrace, played_s: float, processor_s: float) -> float:
     return computes_s + processor_s * meanwhile / step.threads
 
 
-def _busiest_s(played: Played) -> float:
-    return max(played.busiest_link_s, played.air_s, *played.processor_s)
+def _busiest_s(played: Played, work: DaemonWork) -> float:
+    return max(played.busiest_link_s, played.air_s, max(played.processor_s) + work.round_s)
 
 
 def _means(rounds: Sequence[tuple[float, ...]], period: int) -> tuple[float, ...]:

@@ -52,6 +52,17 @@ class StepTrace(Wire):
         """How many samples a second one laptop does without a job."""
         return self.samples / self.alone_s
 
+    def at_speed(self, speed: float) -> "StepTrace":
+        """On a machine that is so many times as fast."""
+        names = ("before_s", "backward_s", "after_s", "copy_s")
+        return self.model_copy(update={name: getattr(self, name) / speed for name in names})
+
+    def of_samples(self, samples: int) -> "StepTrace":
+        """With another number of samples: what the optimizer and the copy take stays."""
+        factor = samples / self.samples
+        changes = {"before_s": factor * self.before_s, "backward_s": factor * self.backward_s, "samples": samples}
+        return self.model_copy(update=changes)
+
 
 class TracedScript(Wire):
     """What a script has prepared, and how it steps."""

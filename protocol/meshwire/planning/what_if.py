@@ -22,7 +22,7 @@ class Cell:
 
     Attributes:
         best: the best settings of the wished quality.
-        default: those of `submit` without flags.
+        default: those of `submit --no-plan`.
         waits_for: what a step mostly waits for with the best ones.
     """
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from meshwire.messages.generation import DealState
 from meshwire.messages.learner import EpochOver, Grant, SampleSpace
 from meshwire.messages.rounds import Bind
-from meshwire.samples.batch_sizes import sizes_by_speed
 from meshwire.samples.ledger import Ledger
+from meshwire.sync_modes.batch_sizes import sizes_by_speed
 from meshwire.sync_modes.mode import SyncSettings
 
 LOOK_EVERY_BINDS = 10  # so that the speeds that are looked at were measured with the sizes in force

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from meshtrain.cli.commands.bench import bench
 from meshtraind.bench import vectors
 from meshtraind.bench.report import Memory, Ratio, Report, Series
+from meshtraind.bench.round_work import measure_rounds
 from meshtraind.bench.settings import BenchError, Settings, plan_of
 
 MIB = 2**20
@@ -116,3 +117,18 @@ def test_the_command_passes_the_topology_on(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("meshtrain.cli.commands.bench._run", started.append)
     assert CliRunner().invoke(app, ["bench", "allreduce", "--topology", "star:1"]).exit_code == 0
     assert started[0][started[0].index("--topology") + 1] == "star:1"
+
+
+def test_rounds_of_two_ranks_in_one_process_are_measured() -> None:
+    report = measure_rounds(["fp32", "int8"], [100, 70_000], 1, lambda _: None)
+    assert [(each.codec, each.values) for each in report.rounds] == [
+        ("fp32", 100),
+        ("fp32", 70_000),
+        ("int8", 100),
+        ("int8", 70_000),
+    ]
+    assert all(each.processor_s > 0 for each in report.rounds)
+    assert report.as_json()["rounds"][3]["values"] == 70_000  # type: ignore[index]
+    for codecs, runs, named in ((["fp8"], 1, "fp8"), (["fp32"], 0, "--runs 0")):
+        with pytest.raises(BenchError, match=named):
+            measure_rounds(codecs, [100], runs, lambda _: None)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from meshtrain.cli.commands import planning as command
+from meshtrain.cli.planning.codec_prices import ProcessorPrices
 from meshtrain.cli.planning.linked_mesh import FRESH_S
 from meshtrain.cli.planning.mesh_verdict import devices_of
 from meshtrain.cli.planning.other_programs import OtherPrograms
@@ -60,6 +61,7 @@ class FakeMesh:
         known: what is.
         together: whom a job would take.
         without_torch: linked devices.
+        speeds: how fast others compute; of who is not in it, unknown.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -67,6 +69,7 @@ class FakeMesh:
         self.known: dict[str, MeasuredLink] = {}
         self.together: tuple[str, ...] | None = None
         self.without_torch: set[str] = set()
+        self.speeds: dict[str, float] = {}
         self.names = dict(NAMES)
         self.addresses: dict[str, str] = {}
         endpoint.answers |= {
@@ -91,7 +94,11 @@ class FakeMesh:
         )
 
     def _measure(self, body: MeasureLinks, _emit: Emit) -> LinksMeasured:
-        self.known |= {device: measured(self.mbit[device], 0.0) for device in body.devices if self.mbit[device]}
+        self.known |= {
+            device: measured(self.mbit[device], 0.0).model_copy(update={"peer_speed": self.speeds.get(device)})
+            for device in body.devices
+            if self.mbit[device]
+        }
         failed = [(self.names[device], "a job runs on it") for device in body.devices if not self.mbit[device]]
         return LinksMeasured(failed=tuple(failed))
 
@@ -103,7 +110,7 @@ def mesh(endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "train.py").write_text("raise SystemExit('it is not run')\n")
     steps_as(monkeypatch)
     fixed = {tried.codec: CodecPrice(0.5e-9, 0.5e-9) for tried in EVIDENCE}
-    monkeypatch.setattr(command, "codec_prices", lambda *_: fixed)
+    monkeypatch.setattr(command, "processor_prices", lambda *_: ProcessorPrices(fixed))
     monkeypatch.setattr(OtherPrograms, "part", lambda _: 0.0)
     return FakeMesh(endpoint)
 
@@ -130,11 +137,11 @@ def test_the_table_has_one_alone_and_each_group_and_marks_the_choice() -> None:
     assert lines[0] == ["LAPTOPS", "SETTINGS", "STEP", "SAMPLES/S", "OF ONE", "SENT A STEP", "QUALITY", "WAITS FOR"]
     assert lines[1] == ["anna", "train alone", "157 ms", "51", "1.00x", "-", "exact", "computing"]
     assert lines[2][:2] == ["*", "anna, bert"]
-    assert lines[3][:2] == ["anna, bert", "no flags"]
+    assert lines[3][:2] == ["anna, bert", "the defaults"]
     (told,) = (line for line in shown.stderr.splitlines() if "together train" in line)
     assert told.startswith(f"anna, bert together train {lines[2][5]} as fast as one laptop alone (")
     assert "a step mostly waits for" in told
-    assert f"Run it: meshtrain submit {lines[2][2]} train.py" in shown.stderr
+    assert f"Run it: meshtrain submit --no-plan {lines[2][2]} train.py" in shown.stderr
     assert "2,900,000 values" in shown.stderr
     assert "All laptops are taken to compute as fast as this one" in shown.stderr
     assert f"bert has {CORES}" in shown.stderr
@@ -158,7 +165,7 @@ def test_a_group_is_named_on_the_line_to_run(mesh: FakeMesh, endpoint: Endpoint)
     mesh.mbit = {BERT: 1000.0, CARL: 1.0}
     found = document()
     assert found["choice"]["members"] == [ANNA, BERT]
-    assert found["command"].startswith("meshtrain submit --on anna,bert ")
+    assert found["command"].startswith("meshtrain submit --no-plan --on anna,bert ")
     assert found["command"].endswith(" train.py")
     assert len(found["options"]) == 3
     assert "; all 3 would do " in found["reason"]
@@ -181,7 +188,7 @@ def test_who_cannot_be_measured_is_left_out_and_named(mesh: FakeMesh) -> None:
     mesh.mbit = {BERT: 1000.0, CARL: 0.0}
     shown = run("plan", "train.py")
     assert "carl is left out, its link was not measured: a job runs on it" in shown.stderr
-    assert "Run it: meshtrain submit --on anna,bert " in shown.stderr, "without it submit would take carl, too"
+    assert "Run it: meshtrain submit --no-plan --on anna,bert " in shown.stderr, "carl would be taken, too"
     mesh.mbit = {BERT: 0.0}
     mesh.known = {}
     shown = run("plan", "train.py")
@@ -200,6 +207,14 @@ def test_who_could_not_be_in_a_job_is_left_out_and_named(mesh: FakeMesh, endpoin
     assert "carl is left out: it has no torch, or no link to one of the others" in shown.stderr
     assert asked(endpoint) == [(BERT,)]
     assert "--on" not in shown.stderr, "submit leaves it out by itself"
+
+
+def test_who_is_faster_is_named_where_alone_is_faster(mesh: FakeMesh) -> None:
+    mesh.mbit, mesh.speeds = {BERT: 2.0}, {BERT: 2.5}
+    shown = run("plan", "--quality", "exact", "train.py")
+    assert shown.stdout.splitlines()[1].startswith("*  bert  ")
+    assert "Train alone on bert, which is faster" in shown.stderr
+    assert "Run it: meshtrain submit --on bert train.py" in shown.stderr
 
 
 def test_daemons_on_one_machine_are_told_that_they_share_it(mesh: FakeMesh) -> None:

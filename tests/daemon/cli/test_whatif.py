@@ -11,7 +11,7 @@ import pytest
 from meshtrain.cli.commands import planning as command
 from meshtrain.cli.planning import codec_prices as prices_module
 from meshtrain.cli.planning import other_programs
-from meshtrain.cli.planning.codec_prices import codec_prices
+from meshtrain.cli.planning.codec_prices import ProcessorPrices, processor_prices
 from meshtrain.cli.planning.other_programs import OtherPrograms
 from meshtrain.cli.planning.verdict import COLUMNS
 from meshtrain.cli.submission.measuring import NotMeasured
@@ -55,7 +55,7 @@ def known_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.py").write_text("raise SystemExit('it is not run')\n")
     monkeypatch.setattr(command, "trace", lambda *_: traced())
     fixed = {tried.codec: CodecPrice(0.5e-9, 0.5e-9) for tried in EVIDENCE}
-    monkeypatch.setattr(command, "codec_prices", lambda *_: fixed)
+    monkeypatch.setattr(command, "processor_prices", lambda *_: ProcessorPrices(fixed))
     monkeypatch.setattr(OtherPrograms, "part", lambda _: 0.0)
 
 
@@ -88,7 +88,7 @@ def test_it_says_whether_the_network_is_the_bottleneck_and_what_would_help() -> 
     assert "The network is the bottleneck for this model up to 20 Mbit/s" in told
     assert "Twice the speed of one takes" in told
     assert "with 4 laptops" in told
-    assert "without flags" in told
+    assert "with the defaults" in told
     assert "Predicted, not measured" in shown.stderr
 
 
@@ -110,7 +110,7 @@ def test_a_model_that_computes_long_is_told_that_the_network_is_no_matter(monkey
     shown = run("whatif", "train.py", "--mbit", "50", "--peers", "2,3")
     assert "The network is not the bottleneck for this model, from 50 Mbit/s on" in shown.stderr
     assert "train alone" not in shown.stdout + shown.stderr
-    assert {row[0] for row in table(shown).values()} == {"no flags"}
+    assert {row[0] for row in table(shown).values()} == {"the defaults"}
 
 
 @pytest.mark.usefixtures("known_script")
@@ -203,8 +203,9 @@ class FakeBench:
         self.code = 0
 
     def __call__(self, argv: list[str], **_: object) -> "subprocess.CompletedProcess[str]":
+        what = argv[argv.index("meshtraind.bench") + 1]
         codecs = [argv[at + 1] for at, word in enumerate(argv) if word == "--codec"]
-        self.asked.append(codecs)
+        self.asked.append([what, *codecs])
         counts = [int(count) for count in argv[argv.index("--values") + 1].split(",")]
         rows = [
             {
@@ -213,11 +214,12 @@ class FakeBench:
                 "encoded_bytes": 1000,
                 "encode_s": (segments := max(1, values // 65536)) * 1e-5 + values * 1e-9,
                 "add_s": segments * 2e-5 + values * 3e-9,
+                "processor_s": 1e-3 + values * (50e-9 if codec == "fp32" else 90e-9),
             }
             for codec in codecs
             for values in counts
         ]
-        return subprocess.CompletedProcess(argv, self.code, json.dumps({"codecs": rows}), "error: no numpy\n")
+        return subprocess.CompletedProcess(argv, self.code, json.dumps({what: rows}), "error: no numpy\n")
 
 
 @pytest.fixture
@@ -231,27 +233,32 @@ def test_prices_are_measured_once_for_this_processor_and_these_versions(
     bench: FakeBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, stages = tmp_path / "data", Stages()
-    found = codec_prices(["fp32", "topk"], folder, stages)
-    fp32 = found["fp32"]
+    found = processor_prices(["fp32", "topk"], folder, stages)
+    fp32, topk = found.codecs["fp32"], found.codecs["topk"]
     assert (fp32.encode_s, fp32.add_s) == pytest.approx((1e-9, 3e-9))
     assert (fp32.encode_segment_s, fp32.add_segment_s) == pytest.approx((1e-5, 2e-5))
     assert fp32.filled == 1
-    assert 0 < found["topk"].filled < 1, "of the largest size, what values with heavy tails take"
-    assert codec_prices(["fp32", "topk"], folder, stages) == found
-    codec_prices(["fp32", "int8"], folder, stages)
-    assert bench.asked == [["fp32", "topk"], ["int8"]]
-    monkeypatch.setattr(prices_module, "_processor", lambda: "another one")
-    codec_prices(["fp32"], folder, stages)
-    assert bench.asked[2:] == [["fp32"]]
+    assert 0 < topk.filled < 1, "of the largest size, what values with heavy tails take"
+    assert (fp32.rest_s, topk.rest_s > 0) == (0, True)
+    assert found.work.message_s == pytest.approx((1e-3 + 1024 * 50e-9) / 4)
+    assert processor_prices(["fp32", "topk"], folder, stages) == found
+    processor_prices(["fp32", "int8"], folder, stages)
+    asked = [["codecs", "fp32", "topk"], ["rounds", "fp32", "topk"], ["codecs", "int8"], ["rounds", "int8"]]
+    assert bench.asked == asked
+    processor_prices(["powersgd"], folder, stages)
+    assert bench.asked[4:] == [["codecs", "powersgd"]], "its rounds are not measured"
+    monkeypatch.setattr(prices_module, "processor_model", lambda: "another one")
+    processor_prices(["fp32"], folder, stages)
+    assert bench.asked[5:] == [["codecs", "fp32"], ["rounds", "fp32"]]
     (folder / prices_module.FILE).write_text("{")
-    codec_prices(["fp32"], folder, stages)
-    assert bench.asked[3:] == [["fp32"]], "a file that is broken is made anew"
+    processor_prices(["fp32"], folder, stages)
+    assert len(bench.asked) == 9, "a file that is broken is made anew"
 
 
 def test_prices_that_cannot_be_measured_are_an_error_with_a_next_step(bench: FakeBench, tmp_path: Path) -> None:
     bench.code = 1
     with pytest.raises(CliError, match="timing the codecs failed: error: no numpy") as raised:
-        codec_prices(["fp32"], tmp_path / "data", Stages())
+        processor_prices(["fp32"], tmp_path / "data", Stages())
     assert raised.value.hint == "meshtrain bench codecs"
     assert not (tmp_path / "data").exists()
 

@@ -11,6 +11,7 @@ import pytest
 
 from meshtraind.measuring import legs as legs_module
 from meshtraind.measuring import measuring as measuring_module
+from meshtraind.measuring import speed as speed_module
 from meshtraind.measuring.goodput import WINDOW_BYTES_MIN
 from meshtraind.measuring.measuring import Measuring
 from meshtraind.runtime.tasks import TaskSet, told_elsewhere
@@ -21,7 +22,7 @@ from meshwire.message_base import Wire
 from meshwire.messages.envelope import Done
 from meshwire.messages.link import Heartbeat, Software
 from meshwire.messages.local import LinksMeasured, MeasureProgress, PeerSummary
-from meshwire.messages.measuring import MeasureLink, MeasureReady, ProbeEnd, ProbeTaken
+from meshwire.messages.measuring import AskSpeed, ComputeSpeed, MeasureLink, MeasureReady, ProbeEnd, ProbeTaken
 from tests.daemon.connectionpair import DEADLINE_S, Recorder, every_transport, pair, run
 from tests.daemon.waiting import until
 
@@ -42,6 +43,7 @@ class Device(Recorder):
     Attributes:
         running: how many jobs it has.
         silent: it drops chunks unread.
+        takes_s: what its calculation takes; 0: it cannot be measured.
         on_chunk: called with the header of each one that has come.
     """
 
@@ -49,6 +51,7 @@ class Device(Recorder):
         super().__init__()
         self.running = 0
         self.silent = False
+        self.takes_s = 0.01
         self.on_chunk: Callable[[Header], None] = lambda _: None
         self.links: dict[str, Any] = {}
         self.received_bytes = 0
@@ -58,7 +61,12 @@ class Device(Recorder):
         hello = SimpleNamespace(name=other_name)
         self.links[other] = SimpleNamespace(device=other, hello=hello, connection=connection, rtt_s=0.001)
         self.node = SimpleNamespace(name=name, links=self.links)
-        self.measuring = Measuring(cast(Any, self.node), self)
+        self.measuring = Measuring(cast(Any, self.node), self, self)
+
+    async def kernel_s(self) -> float:
+        if not self.takes_s:
+            raise RequestFailed("its speed was not measured")
+        return self.takes_s
 
     def chunk_announced(self, conn: Connection, header: Header) -> memoryview | str | None:
         self.received_bytes += header.payload_bytes
@@ -77,6 +85,8 @@ class Device(Recorder):
     async def request(self, conn: Connection, header: Header, body: Wire, emit: Callable[[Wire], None]) -> Wire:
         if isinstance(body, Heartbeat):
             return Done()
+        if isinstance(body, AskSpeed):
+            return await self.measuring.answer_speed()
         assert isinstance(body, MeasureLink)
         return await self.measuring.answer(conn, body, emit)
 
@@ -358,3 +368,70 @@ async def test_one_that_is_not_linked_is_named_and_the_others_are_measured() -> 
 
 def test_the_legs_leave_time_for_answers() -> None:
     assert 3 * limits.MEASURE_LEG_S + legs_module.ROUND_TRIPS_S < ALLOWED_S - 0.5
+
+
+# --- speed ---
+
+
+@pytest.mark.parametrize(
+    ("own_s", "others_s", "speed"), [(0.01, 0.02, 0.5), (0.03, 0.01, 3), (0, 0.01, None), (1, 0, None)]
+)
+@pytest.mark.asyncio
+async def test_how_fast_the_other_computes_is_known_with_its_link_where_it_says_so(
+    own_s: float, others_s: float, speed: float | None
+) -> None:
+    async with two() as (anna, bert):
+        anna.takes_s, bert.takes_s = own_s, others_s
+        assert (await measured(anna)).failed == ()
+        assert anna.figures.peer_speed == (None if speed is None else pytest.approx(speed))
+
+
+@pytest.mark.asyncio
+async def test_nobody_computes_for_others_beside_a_job_or_a_measurement() -> None:
+    async with two() as (anna, bert):
+        to_bert = anna.links[BERT].connection
+
+        async def answer() -> Wire:
+            return await to_bert.request(AskSpeed(), timeout_s=DEADLINE_S, name="speed")  # type: ignore[no-any-return]
+
+        assert await answer() == ComputeSpeed(kernel_s=0.01)
+        bert.running = 1
+        with pytest.raises(RequestFailed, match="a job runs on bert"):
+            await answer()
+        bert.running = 0
+        asked = await begun(anna, 7)
+        with pytest.raises(RequestFailed, match="a link of bert is being measured"):
+            await answer()
+        bert.running = 1
+        with pytest.raises(RequestFailed, match="a job runs on bert"):
+            await asked
+
+
+@pytest.mark.asyncio
+async def test_the_calculation_runs_once_in_a_while_and_never_twice_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = []
+
+    async def calculated() -> float:
+        runs.append(1)
+        await asyncio.sleep(0)
+        return 0.5
+
+    monkeypatch.setattr(speed_module, "_measured_s", calculated)
+    own = speed_module.OwnSpeed()
+    assert list(await asyncio.gather(own.kernel_s(), own.kernel_s())) == [0.5, 0.5]
+    assert len(runs) == 1
+    monkeypatch.setattr(speed_module, "KEPT_S", -1.0)
+    await own.kernel_s()
+    assert len(runs) == 2
+
+
+@pytest.mark.asyncio
+async def test_the_calculation_is_a_process_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 0 < await speed_module.OwnSpeed().kernel_s() < limits.SPEED_S_MAX
+    monkeypatch.setattr(speed_module, "MODULE", "no.such.module")
+    with pytest.raises(RequestFailed, match="its speed was not measured: exit code 1"):
+        await speed_module.OwnSpeed().kernel_s()
+    monkeypatch.setattr(speed_module, "MODULE", "this")
+    monkeypatch.setattr(limits, "SPEED_S_MAX", 0.0)
+    with pytest.raises(RequestFailed, match="not measured within 0 s"):
+        await speed_module.OwnSpeed().kernel_s()

@@ -5,10 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from meshtrain.cli.commands import planning
+from meshtrain.cli.planning.codec_prices import ProcessorPrices
 from meshtrain.client import RequestError
 from meshtrain.demo.localmesh import LocalMesh
 from meshwire.messages.job import JobSummary
 from meshwire.messages.local import GetPeers, LinksMeasured, MeasureLinks, Peers
+from meshwire.planning.price import CodecPrice
+from meshwire.planning.quality import EVIDENCE
 from tests.daemon import realjobs as jobs
 from tests.daemon.fakedaemon import run
 
@@ -26,12 +30,18 @@ def test_a_script_is_planned_on_a_measured_link_and_not_beside_a_job(
         (known,) = reply.peers
         assert known.measured is not None
         assert known.measured.send_bytes_s > 1e6
+        assert known.measured.peer_speed is not None
+        assert 0.05 < known.measured.peer_speed < 20, "the same processor, which others use, too"
         assert known.measured.wired is None, "a loopback is no device"
 
         folder = tmp_path / "example"
         folder.mkdir()
         monkeypatch.chdir(folder)
         assert run("init", "--example", "mlp", ".").exit_code == 0
+        fixed = ProcessorPrices(
+            {tried.codec: CodecPrice(1e-9, 1e-9) for tried in EVIDENCE}
+        )  # they take long to measure
+        monkeypatch.setattr(planning, "processor_prices", lambda *_: fixed)
         shown = run("plan", "--json", "--data-dir", str(anna.data_dir), "train.py")
         assert shown.exit_code == 0, shown.stderr
         document = json.loads(shown.stdout)

@@ -104,3 +104,42 @@ def test_no_option_gives_up_more_than_is_wished_for(quality: Quality) -> None:
     for option in plan(1_000_000, 0.2, 20, 50).options(quality):
         assert quality.allows(option.price.settings.quality)
         assert option.price.members == 1 + len(option.others)
+
+
+# --- laptops that differ ---
+
+
+def unequal(seconds: float, *speeds: float | None, shares: bool = True, device: str = "cpu") -> MeshPlan:
+    links = [station(200).model_copy(update={"peer_speed": speed}) for speed in speeds]
+    trace = step(seconds).model_copy(update={"device": device})
+    return MeshPlan(Pricing(manifest(10_000), PRICES), trace, links, shares=shares)
+
+
+def test_batches_follow_speed_and_so_the_slow_one_holds_nobody_up() -> None:
+    """One of three is 3x slower: with equal batches it sets the pace; with shares nearly all speed is had."""
+    by_speed = unequal(10.0, 1.0, 1 / 3).best((0, 1), Quality.EXACT)
+    equal = unequal(10.0, 1.0, 1 / 3, shares=False).best((0, 1), Quality.EXACT)
+    assert (by_speed.uneven, equal.uneven) == (True, False)
+    assert equal.price.against_one == pytest.approx(1.0, abs=0.05)
+    assert 0.85 * (2 + 1 / 3) < by_speed.price.against_one < 2 + 1 / 3
+
+
+def test_speeds_that_scatter_as_measurements_do_change_no_batch() -> None:
+    option = unequal(10.0, 0.85).best((0,), Quality.EXACT)
+    assert not option.uneven
+    assert option.price.against_one == pytest.approx(2 * 0.85, abs=0.05)
+
+
+def test_one_alone_is_the_fastest_one_where_it_is_so_beyond_doubt() -> None:
+    mesh = unequal(0.02, 0.5, 4.0)
+    assert mesh.fastest_alone == 2
+    assert mesh.step_alone.samples_s == pytest.approx(4 * 8 / 0.02)
+    assert mesh.default((0,)).price.alone_samples_s == mesh.step_alone.samples_s, "also for a group without it"
+    assert unequal(0.02, 1.2).fastest_alone == 0
+
+
+@pytest.mark.parametrize(("speed", "device"), [(None, "cpu"), (4.0, "cuda:0")])
+def test_what_is_not_known_is_taken_to_be_as_fast(speed: float | None, device: str) -> None:
+    mesh = unequal(10.0, speed, device=device)
+    assert mesh.fastest_alone == 0
+    assert not mesh.best((0,), Quality.EXACT).uneven

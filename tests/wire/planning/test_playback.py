@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwire.collectives.strategy import TOPOLOGIES, topology_of
-from meshwire.planning.network import Network, PeerLink
+from meshwire.planning.network import NO_WORK, Network, PeerLink
 from meshwire.planning.network import cables as real_cables
 from meshwire.planning.network import cell as real_cell
 from meshwire.planning.playback import BucketLoad, Playback, Played
@@ -19,7 +19,7 @@ RATE = 1e6  # bytes a second: a vector a second
 
 def light(network: Network) -> Network:
     """The same with daemons that take no time."""
-    return Network(network.links, network.air_bytes_s, byte_s=0.0, message_s=0.0, round_s=0.0)
+    return Network(network.links, network.air_bytes_s, NO_WORK)
 
 
 def cables(peers: int, rtt_s: float = 0.0, rate: float = RATE) -> Network:
@@ -178,7 +178,7 @@ def test_a_slow_way_up_is_one_members_own() -> None:
     """Rates are each member's, and each direction's: the ring goes at the slowest one's."""
     links = [PeerLink(RATE, RATE, 0.0)] * 4
     links[2] = PeerLink(RATE / 10, RATE, 0.0)
-    round_ = played("ring", Network(tuple(links), byte_s=0.0, message_s=0.0), 4)
+    round_ = played("ring", Network(tuple(links), work=NO_WORK), 4)
     assert max(round_.finished_s) == pytest.approx(10 * 1.5, rel=0.2)
     assert round_.up_s[2] == pytest.approx(15.0)
     assert round_.down_s[2] == pytest.approx(1.5)

@@ -10,7 +10,7 @@ from meshwire.collectives.strategy import TOPOLOGIES, collective_for, topologies
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.masks import masks_of, travel_of
 from meshwire.planning.choose import EVERY, chosen, job_settings, legal_settings, priced
-from meshwire.planning.network import Network, cables, cell
+from meshwire.planning.network import NO_WORK, Network, cables, cell
 from meshwire.planning.price import Binds, CodecPrice, JobSettings, Price, Pricing
 from meshwire.planning.quality import EVIDENCE, Quality, Tried
 from meshwire.planning.step_trace import StepTrace
@@ -47,7 +47,7 @@ def step(before_s: float = 0.1, backward_s: float = 0.2, after_s: float = 0.05, 
 
 def quick(network: Network) -> Network:
     """Daemons that take no time."""
-    return Network(network.links, network.air_bytes_s, byte_s=0.0, message_s=0.0, round_s=0.0)
+    return Network(network.links, network.air_bytes_s, NO_WORK)
 
 
 PRICING = Pricing(manifest(), PRICES)
@@ -99,7 +99,7 @@ def test_a_round_of_a_tiny_model_costs_what_every_round_does() -> None:
     network = cables(2, 1e9, 0.0)
     trace = step(before_s=0.0, backward_s=1e-9, after_s=0.0, copy_s=0.0)
     found = tiny.price(job_settings("fp32", "bsp"), (trace, trace), network)
-    assert network.round_s < found.step_s < 2 * network.round_s
+    assert network.work.round_s < found.step_s < 2 * network.work.round_s
 
 
 @pytest.mark.parametrize(
@@ -258,3 +258,10 @@ def test_a_cell_of_rate_and_peers_holds_best_and_default() -> None:
         assert each.best.samples_s >= 0.97 * each.default.samples_s
         assert each.best.settings.quality in (Quality.EXACT, Quality.SAFE)
     assert cells[0].waits_for is Binds.AIR
+
+
+def test_who_takes_longer_to_apply_a_round_begins_the_next_step_later_and_no_more() -> None:
+    """In step: one member computes long and applies quickly, 1 s in all; the other the other way round, 1.2 s."""
+    steps = step(0.0, 0.9, 0.1, 0.0), step(0.0, 0.6, 0.6, 0.0)
+    found = PRICING.price(job_settings("fp32", "bsp"), steps, quick(cables(2, 1e12, 0.0)))
+    assert found.step_s == pytest.approx(1.2, rel=0.02)

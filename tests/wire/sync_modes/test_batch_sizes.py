@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from meshwire import limits
 from meshwire.messages.job import Metrics
-from meshwire.samples.batch_sizes import DEAD_BAND, GAIN_MIN, sizes_by_speed
+from meshwire.sync_modes.batch_sizes import DEAD_BAND, GAIN_MIN, sizes_by_speed
 
 SPEEDS = st.lists(st.floats(0.01, 1e6), min_size=1, max_size=9)
 

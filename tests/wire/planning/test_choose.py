@@ -1,0 +1,66 @@
+"""What stays as it was typed, and what is chosen beside it."""
+
+import pytest
+
+from meshwire.planning.choose import Pinned, legal_settings, wished
+from meshwire.planning.price import JobSettings
+from meshwire.planning.quality import EVIDENCE, Quality
+from tests.wire.planning.test_mesh_plan import manifest
+
+MODEL = manifest(1_000_000)
+
+
+def texts(settings: list[JobSettings]) -> set[tuple[str, str, str]]:
+    return {(str(each.codec), each.sync.text(), str(each.collective.topology)) for each in settings}
+
+
+def test_nothing_pinned_is_all_that_is_legal() -> None:
+    assert Pinned().settings(MODEL) == list(legal_settings(MODEL))
+
+
+def test_a_pinned_mode_keeps_the_codecs_that_were_measured_with_it() -> None:
+    found = texts(Pinned(sync="local:8").settings(MODEL))
+    assert {codec for codec, _, _ in found} == {"fp32", "int8"}
+    assert {sync for _, sync, _ in found} == {"local:8"}
+
+
+def test_a_pinned_codec_keeps_the_modes_that_it_was_measured_with() -> None:
+    found = texts(Pinned(codec="int8").settings(MODEL))
+    assert {(codec, sync) for codec, sync, _ in found} == {("int8", "bsp"), ("int8", "local:8")}
+
+
+def test_what_was_never_measured_is_taken_as_typed_with_what_submit_adds() -> None:
+    assert {each[:2] for each in texts(Pinned(sync="ssp:4").settings(MODEL))} == {("fp32", "ssp:4")}
+    assert {each[:2] for each in texts(Pinned(codec="topk:0.3").settings(MODEL))} == {("topk:0.3", "bsp")}
+    assert {each[:2] for each in texts(Pinned("ssp:2", "int8").settings(MODEL))} == {("int8", "ssp:2")}
+
+
+def test_a_pinned_topology_is_the_only_one_and_drops_codecs_that_do_not_go_over_it() -> None:
+    found = texts(Pinned(topology="tree").settings(MODEL))
+    assert {topology for _, _, topology in found} == {"tree"}
+    codecs = {codec for codec, _, _ in found}
+    assert "fp32" in codecs
+    assert "topk:0.1" not in codecs
+    assert len(found) == len(Pinned(topology="tree").settings(MODEL)), "each once"
+
+
+def test_what_is_not_legal_says_so() -> None:
+    with pytest.raises(ValueError, match="fp8"):
+        Pinned(codec="fp8").settings(MODEL)
+
+
+def test_of_what_is_pinned_the_quality_is_no_question_but_of_the_rest_it_is() -> None:
+    """Who types local:8 gets it, though it is only fast; who types fp32 and wants it safe does not get local:8."""
+    local = Pinned(sync="local:8").settings(MODEL)
+    assert wished(local, Quality.SAFE) == local
+    assert {sync for _, sync, _ in texts(wished(Pinned(codec="fp32").settings(MODEL), Quality.SAFE))} == {
+        "bsp",
+        "ssp:2",
+    }
+    everything = Pinned().settings(MODEL)
+    assert {sync for _, sync, _ in texts(wished(everything, Quality.EXACT))} == {"bsp"}
+    far = Pinned(codec="onebit").settings(MODEL)
+    assert wished(far, Quality.FAST) == far, "far behind, and still what was typed"
+    behind = {tried.codec for tried, found in EVIDENCE.items() if found.behind_nats > 0.2}
+    assert not {codec for codec, _, _ in texts(wished(everything, Quality.FAST))} & behind
+    assert wished([], Quality.SAFE) == []
