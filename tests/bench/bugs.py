@@ -1631,7 +1631,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "members-version-not-on-the-jobs-screen",
-        "meshtrain.cli.ui.peer_news",
+        "meshwire.peer_news",
         "news",
         "if why not in unlinkable(before)",
         "if False",

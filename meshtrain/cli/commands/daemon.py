@@ -65,11 +65,20 @@ def up(
             "given again; a daemon that is up follows at once.",
         ),
     ] = None,
+    dashboard: Annotated[
+        str | None,
+        typer.Option(
+            "--dashboard",
+            metavar="PORT",
+            help="Where `meshtrain dashboard` finds its page, on this machine alone; else any free port. off: nowhere.",
+        ),
+    ] = None,
     data_dir: DataDir = None,
 ) -> None:
     """Start the daemon in the background. It finds paired devices, and runs jobs that they submit."""
     folder = data_folder(data_dir)
     options = _options(name, listen, interface or (), peer or (), patience)
+    options += [f"--dashboard={dashboard}"] if dashboard is not None else []
     running = _status(folder)
     if running is not None:
         print(f"{printable(running.name)} ({running.device[:ID_CHARS]}) is already up, on {printable(running.listen)}")

@@ -299,7 +299,7 @@ async def test_a_person_takes_and_removes_those_that_others_introduce(tmp_path: 
     bert, carl = (load_or_create(tmp_path / f"{name} himself", name) for name in ("bert", "carl"))
     async with running(config(tmp_path, "anna", introductions="ask")) as (anna,):
         mesh, pins = anna.mesh, anna.mesh._pins
-        handler = LocalHandler(mesh, anna.jobs, cast(Any, None), cast(Any, None), anna.request_stop)
+        handler = LocalHandler(mesh, anna.jobs, cast(Any, None), cast(Any, None), cast(Any, None), anna.request_stop)
         pins.add(Pin(bert.device_id, "bert", bert.certificate_pem, time.time(), mesh.node.device))
         pins.wait(Pin(carl.device_id, "carl", carl.certificate_pem, time.time(), bert.device_id))
         assert [(one.name, one.added_by) for one in mesh.waiting] == [("carl", "bert")]
