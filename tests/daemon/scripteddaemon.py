@@ -103,7 +103,7 @@ class ScriptedDaemon:
                     exposed_s=step / 50,
                     sent_bytes=self.sent_bytes,
                     payload_bytes=self.sent_bytes,
-                    samples_per_s=80.0 - 9 * rank,
+                    samples_per_s=max(5.0, 80.0 - 9 * rank),
                     batch=32,
                     waiting_for="rank 2" if rank == 0 and len(self.names) > 2 else None,
                 ),

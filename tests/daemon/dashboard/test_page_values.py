@@ -21,7 +21,7 @@ HOSTILE = "<img src=x onerror=alert(1)>\x1b[2J\x07\u202eevil\u2066\u200b\x00"
 
 
 def test_texts_of_others_are_lines_of_text() -> None:
-    """Nothing that moves the cursor, turns the direction or hides is left; that nothing is markup is the page's part."""
+    """Nothing moves the cursor, turns the direction or hides any more; that nothing is markup is up to the page."""
     text = shown_text(HOSTILE + "\nsecond\r\n\x1b[31mred\x1b[0m")
     assert text.split("\n")[1:] == ["second", "red"]
     assert all(char.isprintable() or char == "\n" for char in text)

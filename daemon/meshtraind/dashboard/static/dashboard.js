@@ -211,6 +211,7 @@ function ring() {
     if (part && !many) marks.push(made("text", { x: node.x, y: y + 13, class: "soft" }, part));
   }
   const arrow = made("defs", {}, made("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" }, made("path", { d: "M0 0L8 4L0 8z" })));
+  $("ring").classList.toggle("many", many);
   $("ring").replaceChildren(arrow, ...lines, ...marks);
   $("ring").setAttribute("aria-label", `${state.status.name} and its links. ${words.join(". ") || "No other device is paired"}.`);
   set($("ring-note"), nodes.length < 2 ? "No other device is paired yet." : `Lines: this device's own links; they move while gradients travel.${lines.some((line) => line.classList.contains("waits")) ? " Arrows: who waits for whom." : ""}`);
@@ -306,7 +307,9 @@ function confirm(title, text, yes, check) {
   $("ask-check").checked = false; $("ask-check-text").textContent = check ?? ""; $("ask-more").hidden = !check;
   box.returnValue = "no";
   box.showModal();
-  return new Promise((resolve) => { box.onclose = () => resolve(box.returnValue === "yes" ? $("ask-check").checked : null); });
+  return new Promise((resolve) => {
+    box.onclose = () => { if (!box.open) resolve(box.returnValue === "yes" ? $("ask-check").checked : null); }; // open: it was the question before
+  });
 }
 $("job-choice").onchange = (event) => choose(event.target.value);
 $("log-rank").onchange = follow;
