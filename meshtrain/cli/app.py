@@ -5,8 +5,7 @@ import typer
 from meshtrain.cli.commands.bench import bench
 from meshtrain.cli.commands.checkpoints import checkpoints
 from meshtrain.cli.commands.codecs import codecs
-from meshtrain.cli.commands.daemon import down, up
-from meshtrain.cli.commands.dashboard import dashboard
+from meshtrain.cli.commands.daemon import dashboard, down, up
 from meshtrain.cli.commands.demo import demo
 from meshtrain.cli.commands.get import get
 from meshtrain.cli.commands.init import init

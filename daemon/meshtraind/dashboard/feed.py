@@ -33,7 +33,7 @@ Reply = TypeVar("Reply", bound=Wire)
 
 
 @dataclass(frozen=True)
-class _Part:
+class _PagePart:
     """One part of the page, as it is told."""
 
     version: int
@@ -47,7 +47,7 @@ class Feed:
         self._answers = answers
         self._code = code
         self._sessions = sessions
-        self._parts: dict[str, _Part] = {}
+        self._parts: dict[str, _PagePart] = {}
         self._versions = 0
         self._changed = asyncio.Event()
         self._readers = 0
@@ -203,7 +203,7 @@ class Feed:
         known = self._parts.get(name)
         if known is None or known.text != text:
             self._versions += 1
-            self._parts[name] = _Part(self._versions, text)
+            self._parts[name] = _PagePart(self._versions, text)
 
     def _wake(self) -> None:
         self._changed.set()

@@ -58,7 +58,7 @@ class _Twice(Exception):
     """A header that decides stands there several times: two readers could understand it in two ways."""
 
 
-class Guard:
+class SiteGuard:
     """An ASGI app around the site's.
 
     Args:

@@ -18,7 +18,7 @@ from starlette.routing import Route, Router
 from meshtraind.dashboard.answers import Answers
 from meshtraind.dashboard.caller import is_another_user
 from meshtraind.dashboard.feed import Feed
-from meshtraind.dashboard.guard import OPEN_IT, SESSION, Access, AsgiApp, Guard, cookie_name
+from meshtraind.dashboard.guard import OPEN_IT, SESSION, Access, AsgiApp, SiteGuard, cookie_name
 from meshtraind.dashboard.log_view import read_log
 from meshtraind.dashboard.page_values import shown
 from meshtraind.dashboard.sessions import Sessions
@@ -81,7 +81,7 @@ class Site:
             **{path: functools.partial(self._act, kind) for path, kind in ACTIONS.items()},
         }
         routes = [Route(path, handlers[path], methods=[access.method]) for path, access in ROUTES.items()]
-        self.app: AsgiApp = Guard(Router(routes, redirect_slashes=False), ROUTES, port, sessions)
+        self.app: AsgiApp = SiteGuard(Router(routes, redirect_slashes=False), ROUTES, port, sessions)
 
     async def close(self) -> None:
         """Ends the event streams, and takes back a code that is shown."""

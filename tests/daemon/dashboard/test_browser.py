@@ -105,6 +105,7 @@ async def test_every_function_of_the_page() -> None:
         assert daemon.asked.count(PairHost()) == 1
         await page.click("#hide-code")
         await page.until("!document.querySelector('#code-shown').textContent")
+        await page.until("document.querySelector('#toast').textContent.includes('taken back')")
         await page.eval("document.querySelector('#join-code').value = '999-999'")
         await page.click("#join button")
         await page.until("document.querySelector('#toast').textContent.includes('no device shows this code')")

@@ -81,6 +81,7 @@ async def test_a_token_is_good_once_and_its_thief_gains_nothing(monkeypatch: pyt
 async def test_a_session_needs_a_token_and_nothing_else_passes_for_one() -> None:
     async with served() as dashboard:
         client = HttpClient((await dashboard.open(ScriptedDaemon())).url)
+        body: Any
         for body in (
             {},
             {"token": ""},
@@ -131,6 +132,7 @@ async def test_every_wish_is_the_commands_own_message() -> None:
             daemon.train(1)
             assert (await client.post(path, body)).status == 200
             assert daemon.asked[-1] == message
+            wrong: Any
             for wrong in ({**body, "more": 1}, [], None, b"x"):
                 refused = await client.post(path, wrong)
                 assert refused.status == 400

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from meshtraind.dashboard.guard import HEADERS, Access, Guard, Receive, Scope, Send, cookie_name
+from meshtraind.dashboard.guard import HEADERS, Access, Receive, Scope, Send, SiteGuard, cookie_name
 from meshtraind.dashboard.sessions import BrowserSession, Sessions
 from meshtraind.dashboard.site import ACTIONS, FILES, ROUTES
 from meshwire import limits
@@ -25,7 +25,7 @@ class Asked:
         session = self.sessions.redeem(self.sessions.issue())
         assert session is not None
         self.session: BrowserSession = session
-        self.guard = Guard(self._site, ROUTES, PORT, self.sessions)
+        self.guard = SiteGuard(self._site, ROUTES, PORT, self.sessions)
 
     async def _site(self, scope: Scope, _receive: Receive, send: Send) -> None:
         self.reached.append(scope["path"])
