@@ -143,7 +143,7 @@ async def test_every_function_of_the_page() -> None:
 
         # The same page again, without a token: its session is there; a second tab of the browser has it, too.
         await page.send("Page.reload")
-        await page.until("document.querySelector('#connection')?.textContent === 'live'")
+        await page.until("document.querySelectorAll('#peers tr').length")
         assert await page.eval("document.title") == "anna: meshtrain"  # what a hostile name would have changed
         assert page.complaints() == ["Failed to load resource: the server responded with a status of 409 (Conflict)"]
         assert {urlsplit(url).hostname for url in page.asked()} == {"127.0.0.1"}
