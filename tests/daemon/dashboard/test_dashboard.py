@@ -367,6 +367,7 @@ async def test_a_body_that_never_comes_is_not_waited_for(monkeypatch: pytest.Mon
         assert daemon.asked == []
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_who_does_not_read_is_dropped_and_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page that was put to sleep, or a program that means no good: what waits for it does not grow."""
@@ -413,9 +414,10 @@ async def test_who_does_not_watch_costs_nothing(monkeypatch: pytest.MonkeyPatch)
         assert looks > 0
         await events.close()
         before = -1
-        while before != looks:  # until it looks no more
-            before = looks
-            await asyncio.sleep(0.1)
+        async with asyncio.timeout(10.0):
+            while before != looks:  # until it looks no more
+                before = looks
+                await asyncio.sleep(0.1)
 
 
 @pytest.mark.asyncio
