@@ -40,6 +40,7 @@ NO_PACKAGES = ("daemon", "protocol", "tests", "deploy")
 FOLDERS_WITHOUT_MAP = {
     ".ci",  # one script; tests/README.md tells of it
     *(".github", ".github/workflows"),  # a README there would be shown in place of the top one
+    "daemon/meshtraind/dashboard/static",  # the page's files, which are served; the room's README tells of them
     # These are copied into a user's own folder; meshtrain/examples/README.md tells of them.
     *("meshtrain/examples/templates", "meshtrain/examples/templates/gpt", "meshtrain/examples/templates/mlp"),
 }

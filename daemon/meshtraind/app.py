@@ -16,6 +16,7 @@ from meshtraind.api.endpoint import Endpoint, EndpointError
 from meshtraind.api.local_handler import LocalHandler
 from meshtraind.api.peer_handler import PeerHandler
 from meshtraind.api.rundir import RunDir, RunDirError
+from meshtraind.dashboard.dashboard import Dashboard, dashboard_port
 from meshtraind.jobs.queries import JobQueries
 from meshtraind.jobs.routing import JobRouter
 from meshtraind.learner.software import installed_software, memory_bytes
@@ -61,6 +62,7 @@ class Config:
     name: str
     patience_s: float
     introductions: IntroductionPolicy | None = None  # None: as it was before
+    dashboard: int | None = 0  # its port, 0: any free one; None: it is not served
 
     @classmethod
     def from_options(
@@ -74,6 +76,7 @@ class Config:
         data_dir: Path,
         patience_s: float = limits.PATIENCE_S,
         introductions: str | None = None,
+        dashboard: str = "0",
     ) -> Self:
         """Reads the command line's words. Raises ValueError with what to write instead."""
         host, port = split_host_port(listen)
@@ -94,6 +97,7 @@ class Config:
             name=name,
             patience_s=patience_s,
             introductions=None if introductions is None else IntroductionPolicy(introductions),
+            dashboard=dashboard_port(dashboard),
         )
 
 
@@ -181,7 +185,8 @@ class App:
             self.jobs = JobRouter(node, links)
             queries = JobQueries(node, self.jobs.registry, self.jobs.admission)
             measuring = Measuring(node, self.jobs.registry)
-            local = LocalHandler(self.mesh, self.jobs, queries, measuring, self.request_stop, rundir.notes)
+            dashboard = Dashboard(config.dashboard)
+            local = LocalHandler(self.mesh, self.jobs, queries, measuring, dashboard, self.request_stop, rundir.notes)
             async with AsyncExitStack() as started:
                 started.push_async_callback(links.close)
                 started.push_async_callback(introducer.close)
@@ -194,6 +199,7 @@ class App:
                 await self.mesh.start()
                 started.push_async_callback(self.jobs.close)
                 self.jobs.start()
+                started.push_async_callback(dashboard.close)
                 rundir.announce(listen=self.mesh.listen, endpoint=endpoint.address)
                 self.started = True
                 log.info("%s (%s) listens on %s", config.name, identity.device_id[:8], self.mesh.listen)

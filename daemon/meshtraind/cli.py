@@ -25,6 +25,7 @@ from meshwire.messages.local import IntroductionPolicy
 EXIT_FAILED = 1
 LISTEN = f"0.0.0.0:{DEFAULT_PORT}"
 LOG_LEVEL = "info"
+DASHBOARD = "0"
 log = logging.getLogger(__name__)
 
 
@@ -79,6 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
             data_dir=options.data_dir or default_data_dir(),
             patience_s=options.patience,
             introductions=options.introductions,
+            dashboard=options.dashboard,
         )
     except ValueError as error:
         parser.error(str(error))
@@ -131,6 +133,13 @@ def _add_daemon_options(command: argparse.ArgumentParser) -> None:
         help="devices that a paired one introduces: take them, ask first, or never; kept until it is given again "
         "(default: accept)",
     )
+    command.add_argument(
+        "--dashboard",
+        metavar="PORT",
+        default=DASHBOARD,
+        help="where `meshtrain dashboard` finds its page, on this machine alone (default %(default)s: any free port; "
+        "off: it is not served)",
+    )
     command.add_argument("--name", help="how this device is called (default: the host name)")
     command.add_argument("--data-dir", metavar="DIR", type=Path, help=f"keys, jobs, logs (or {DATA_DIR_VARIABLE})")
     command.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default=LOG_LEVEL)
@@ -144,6 +153,7 @@ def _daemon_arguments(options: argparse.Namespace, data_dir: Path) -> list[str]:
         ("--patience", options.patience, limits.PATIENCE_S),
         ("--log-level", options.log_level, LOG_LEVEL),
         ("--introductions", options.introductions, None),
+        ("--dashboard", options.dashboard, DASHBOARD),
         ("--name", options.name, None),
     ):
         words += [flag, str(value)] if value != default else []

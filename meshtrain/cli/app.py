@@ -5,7 +5,7 @@ import typer
 from meshtrain.cli.commands.bench import bench
 from meshtrain.cli.commands.checkpoints import checkpoints
 from meshtrain.cli.commands.codecs import codecs
-from meshtrain.cli.commands.daemon import down, up
+from meshtrain.cli.commands.daemon import dashboard, down, up
 from meshtrain.cli.commands.demo import demo
 from meshtrain.cli.commands.get import get
 from meshtrain.cli.commands.init import init
@@ -85,6 +85,7 @@ app.command(
 )(whatif)
 app.command(epilog=examples("meshtrain jobs", "meshtrain jobs --json"))(jobs)
 app.command(epilog=examples("meshtrain top", "meshtrain top x7k", "meshtrain top --json"))(top)
+app.command(epilog=examples("meshtrain dashboard", "meshtrain dashboard --no-open"))(dashboard)
 app.command(epilog=examples("meshtrain logs -f", "meshtrain logs -n 20 --rank bert x7k"))(logs)
 app.command(epilog=examples("meshtrain checkpoints", "meshtrain checkpoints x7k --json"))(checkpoints)
 app.command(epilog=examples("meshtrain cancel x7k", "meshtrain cancel --now x7k p4w"))(cancel)

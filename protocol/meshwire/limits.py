@@ -24,6 +24,22 @@ LOG_FILE_BYTES_MAX = 8 * MIB  # of the daemon; the one before is kept too. Weeks
 RUN_FILE_BYTES_MAX = 16 * KIB  # DATA/run/daemon.json
 HANDSHAKES_MAX = 32  # connections that have not said hello yet, over all addresses; guests of a pairing are among them
 
+# The dashboard
+DASHBOARD_TOKENS_MAX = 16  # one-time tokens that nobody has used yet, or that a second use would tell of
+DASHBOARD_TOKEN_S = 60.0  # from the command to the page: a browser that starts cold takes half of it
+DASHBOARD_SESSIONS_MAX = 16  # browsers that are let in; the oldest goes
+DASHBOARD_SESSION_S = 12 * 3600.0  # a day's work
+DASHBOARD_STREAMS_MAX = 8  # pages that watch at once
+DASHBOARD_CONNECTIONS_MAX = 64  # a browser opens six
+DASHBOARD_BODY_BYTES_MAX = 4 * KIB  # of one request: a job's id, a device's name
+DASHBOARD_HEAD_BYTES_MAX = 16 * KIB  # of one request: what browsers send is below 2 KiB
+DASHBOARD_REQUEST_S = 10.0  # for a request to arrive whole, and for a reader to take what is buffered for it
+DASHBOARD_JOBS_MAX = 30  # the newest, on the page
+DASHBOARD_EVENTS_MAX = 200  # the newest, on the page
+DASHBOARD_POINTS_MAX = 300  # of one job's chart: beyond it every second point goes
+DASHBOARD_CHARTS_MAX = 8  # jobs whose charts are kept, the newest
+DASHBOARD_TEXT_CHARS_MAX = 4000  # of one text on the page; logs have the rest
+
 # Measuring a link (W7)
 MEASURE_S_MAX = 2.0  # of one link, all in all: nobody waits longer for a figure
 MEASURE_LEG_S = 0.4  # for which chunks are sent, one way or both

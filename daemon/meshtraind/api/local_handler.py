@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Callable
 
+from meshtraind.dashboard.dashboard import Dashboard
 from meshtraind.jobs.queries import JobQueries
 from meshtraind.jobs.routing import JobRouter
 from meshtraind.measuring.measuring import Measuring
@@ -26,6 +27,7 @@ from meshwire.messages.local import (
     Leave,
     LinkTraffic,
     MeasureLinks,
+    OpenDashboard,
     PairAccept,
     PairHost,
     PairJoin,
@@ -58,6 +60,7 @@ class LocalHandler:
         jobs: JobRouter,
         questions: JobQueries,
         measuring: Measuring,
+        dashboard: Dashboard,
         shutdown: Callable[[], None],
         warnings: tuple[str, ...] = (),
     ) -> None:
@@ -65,6 +68,7 @@ class LocalHandler:
         self._jobs = jobs
         self._questions = questions
         self._measuring = measuring
+        self._dashboard = dashboard
         self._shutdown = shutdown
         self._warnings = warnings
 
@@ -86,7 +90,7 @@ class LocalHandler:
         attached = _attached(conn)
         if attached.role == "learner":
             return await self._learner(conn, attached, body, emit)
-        return await self._client(body, emit)
+        return await self.answer(body, emit)
 
     def lost(self, conn: Connection, reason: str) -> None:
         attached = conn.attached
@@ -105,13 +109,16 @@ class LocalHandler:
             raise RequestFailed(f"another process is the learner of job {attached.job}")
         return await session.learner.request(body, emit)
 
-    async def _client(self, body: Wire, emit: Emit) -> Wire:
+    async def answer(self, body: Wire, emit: Emit) -> Wire:
+        """What a person at this device has asked, by a command or on the dashboard. Raises RequestFailed."""
         mesh, questions = self._mesh, self._questions
         match body:
             case Attach():
                 return Done()
             case GetStatus():
                 return self._status()
+            case OpenDashboard():
+                return await self._dashboard.open(self)
             case GetPeers():
                 return Peers(peers=self._measuring.with_figures(mesh.peers()))
             case AskTogether():

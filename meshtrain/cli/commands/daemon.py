@@ -1,10 +1,11 @@
-"""`up` and `down`: the daemon of this device as a background process."""
+"""`up`, `down` and `dashboard`: the daemon of this device as a background process, and its page."""
 
 import os
 import signal
 import subprocess
 import sys
 import time
+import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,13 +15,21 @@ import typer
 from meshtrain.cli.commands.mesh import ID_CHARS, INTRODUCTIONS
 from meshtrain.cli.ui.connection import ask, connected
 from meshtrain.cli.ui.errors import CliError, reported
-from meshtrain.cli.ui.options import DataDir
-from meshtrain.cli.ui.terminal import printable_lines, say
+from meshtrain.cli.ui.options import DataDir, Json
+from meshtrain.cli.ui.terminal import human_seconds, plain, print_json, printable_lines, say
 from meshtrain.datadir import data_folder
 from meshtrain.errors import ConnectionLost, DaemonNotRunning, OtherVersion
 from meshwire import limits
 from meshwire.messages.envelope import Done
-from meshwire.messages.local import GetStatus, IntroductionPolicy, SetIntroductions, Shutdown, Status
+from meshwire.messages.local import (
+    DashboardOpened,
+    GetStatus,
+    IntroductionPolicy,
+    OpenDashboard,
+    SetIntroductions,
+    Shutdown,
+    Status,
+)
 from meshwire.text import printable
 
 UP_TIMEOUT_S = 30.0  # a cold start reads some hundred files; a laptop that has just woken takes its time
@@ -65,11 +74,20 @@ def up(
             "given again; a daemon that is up follows at once.",
         ),
     ] = None,
+    dashboard_port: Annotated[
+        str | None,
+        typer.Option(
+            "--dashboard",
+            metavar="PORT",
+            help="Where `meshtrain dashboard` finds its page, on this machine alone; else any free port. off: nowhere.",
+        ),
+    ] = None,
     data_dir: DataDir = None,
 ) -> None:
     """Start the daemon in the background. It finds paired devices, and runs jobs that they submit."""
     folder = data_folder(data_dir)
     options = _options(name, listen, interface or (), peer or (), patience)
+    options += [f"--dashboard={dashboard_port}"] if dashboard_port is not None else []
     running = _status(folder)
     if running is not None:
         print(f"{printable(running.name)} ({running.device[:ID_CHARS]}) is already up, on {printable(running.listen)}")
@@ -243,3 +261,25 @@ def _wait_until_down(pid: int, folder: Path) -> None:
             time.sleep(POLL_S)
     except psutil.NoSuchProcess:
         return
+
+
+@reported
+def dashboard(
+    data_dir: DataDir = None,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Print the address, and start no browser.")] = False,
+    json: Json = False,
+) -> None:
+    """Open the dashboard. This device's links, devices and jobs, live, in the browser of this machine.
+
+    The daemon serves it from now on until it ends, to this machine alone. The address that is printed lets one browser
+    in, once, within a minute; type the command again for another one, or when the page says that its session is over.
+    With --json nothing is opened either.
+    """
+    with connected(data_dir) as client:
+        reply = ask(client, OpenDashboard(), DashboardOpened, name="dashboard")
+    if json:
+        print_json(plain(reply))
+        return
+    print(reply.url)
+    if no_open or not webbrowser.open(reply.url):
+        say(f"Open this address in a browser on this machine. It lets one in, within {human_seconds(reply.expires_s)}.")

@@ -17,7 +17,6 @@ from meshtrain.cli.ui.exits import EXIT_INCOMPLETE
 from meshtrain.cli.ui.job import find_job, has_ended
 from meshtrain.cli.ui.log_pieces import PIECE_TIMEOUT_S
 from meshtrain.cli.ui.options import DataDir, LatestJob
-from meshtrain.cli.ui.peer_news import joined, name_of
 from meshtrain.cli.ui.progress import Stages
 from meshtrain.cli.ui.terminal import say
 from meshtrain.client import Client
@@ -25,6 +24,7 @@ from meshtrain.errors import RequestError
 from meshwire import limits
 from meshwire.jobs.files import check_path, human_bytes
 from meshwire.messages.job import Fetch, Fetched, JobSummary, ListOutputs, OutputFile, Outputs
+from meshwire.peer_news import joined, name_of
 from meshwire.text import printable
 
 EXISTING_SHOWN = 5

@@ -11,7 +11,6 @@ from meshtrain.cli.ui.connection import ask, connected
 from meshtrain.cli.ui.errors import CliError, reported, show_error
 from meshtrain.cli.ui.job import MATCHES_SHOWN, age, find_job, has_ended, list_jobs
 from meshtrain.cli.ui.options import DataDir, Json
-from meshtrain.cli.ui.peer_news import losses, provisional
 from meshtrain.cli.ui.terminal import at_terminal, human_seconds, plain, print_json, print_table, say
 from meshtrain.client import Client
 from meshtrain.errors import RequestError
@@ -19,6 +18,7 @@ from meshwire.jobs.lifecycle import JobState
 from meshwire.messages.envelope import Done
 from meshwire.messages.job import JobSummary
 from meshwire.messages.local import Cancel, GetStatus, Leave, Status
+from meshwire.peer_news import losses, provisional
 from meshwire.text import printable
 
 LEAVE_TIMEOUT_S = 60.0  # the others agree on going on, then the learner gets its grace

@@ -18,7 +18,6 @@ from meshtrain.cli.ui.errors import CliError
 from meshtrain.cli.ui.follow_view import View
 from meshtrain.cli.ui.job import outcome_lines, watch_job
 from meshtrain.cli.ui.log_pieces import Lines, RawLines, ScriptErrors, fetch_log, log_end, tail_offset
-from meshtrain.cli.ui.peer_news import name_of
 from meshtrain.cli.ui.terminal import printable_lines, say
 from meshtrain.client import Client
 from meshtrain.datadir import data_folder
@@ -26,6 +25,7 @@ from meshtrain.errors import MeshtrainError, RequestError
 from meshwire import limits
 from meshwire.jobs.lifecycle import EXIT_CODES, JobState
 from meshwire.messages.job import JobSummary, Member
+from meshwire.peer_news import name_of
 
 LOG_WAIT_S = 5.0  # how long the daemon holds a request for more of a log
 BAR_EVERY_S = 10.0  # so often a progress bar that is drawn anew becomes a line

@@ -7,11 +7,11 @@ from types import TracebackType
 from typing import Self, TextIO
 
 from meshtrain.cli.ui.log_pieces import raw_bytes
-from meshtrain.cli.ui.peer_news import losses, news, script_failed
 from meshtrain.cli.ui.peer_table import waits
 from meshtrain.cli.ui.terminal import console, human_step, say
 from meshwire.jobs.lifecycle import TERMINAL_STATES, JobState
 from meshwire.messages.job import JobSummary, Metrics
+from meshwire.peer_news import losses, news, script_failed
 from meshwire.text import printable
 
 STYLES = ("cyan", "magenta", "green", "yellow", "blue", "red")

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 from meshtrain.cli.ui.connection import ask
 from meshtrain.cli.ui.errors import CliError
-from meshtrain.cli.ui.peer_news import failures, losses, outcome_notes
 from meshtrain.cli.ui.terminal import human_seconds, script_text
 from meshtrain.client import Client
 from meshwire.jobs.lifecycle import TERMINAL_STATES, JobState
 from meshwire.message_base import Wire
 from meshwire.messages.job import Found, JobSummary
 from meshwire.messages.local import GetJobs, Watch, Watched
+from meshwire.peer_news import failures, losses, outcome_notes
 from meshwire.text import printable
 
 WATCH_TIMEOUT_S = 14 * 86400.0  # the longest that one command follows a job

@@ -1,12 +1,11 @@
 """The peers of a running job, one line each: how fast, how far ahead, how late, and who waits for whom and why."""
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from meshtrain.cli.ui.peer_news import losses, name_of, part_of, provisional, unlinkable
 from meshtrain.cli.ui.terminal import human_step, made_table, print_table
 from meshwire.messages.job import JobSummary, Member, Metrics, RankReport
+from meshwire.peer_news import losses, name_of, part_of, provisional, unlinkable, with_names
 from meshwire.text import printable
 
 if TYPE_CHECKING:
@@ -55,16 +54,6 @@ def waits(job: JobSummary) -> dict[int, str]:
         for report in job.ranks
         if report.metrics.waiting_for and not report.metrics.finished and part_of(job, report.rank) not in ABSENT
     }
-
-
-def with_names(text: str, members: Sequence[Member]) -> str:
-    """A daemon's text that knows ranks, for people, who know names."""
-
-    def named(match: re.Match[str]) -> str:
-        rank = int(match[1])
-        return members[rank].name if rank < len(members) else match[0]
-
-    return printable(re.sub(r"\brank (\d+)\b", named, text))
 
 
 def _title(job: JobSummary) -> str:

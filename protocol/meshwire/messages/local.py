@@ -100,6 +100,19 @@ class Status(Wire):
     waiting: tuple[IntroducedDevice, ...] = ()  # for a person's word, once for each that introduces it
 
 
+@message("open.dashboard")
+class OpenDashboard(Wire):
+    """Request: serve the dashboard, and let one browser in. Reply: `DashboardOpened`."""
+
+
+@message("dashboard.opened")
+class DashboardOpened(Wire):
+    """Reply: where the dashboard is. The token in the URL's fragment is good once, for so long."""
+
+    url: Annotated[str, Field(max_length=256)]
+    expires_s: float
+
+
 @message("get.peers")
 class GetPeers(Wire):
     """Request. Reply: `Peers`."""

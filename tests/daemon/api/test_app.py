@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from meshtrain.client import Client
 from meshtraind.api.local_handler import LocalHandler
 from meshtraind.app import App, Config, StartError
 from meshtraind.peers.selection import ask_who_is_linked, choose_members
@@ -25,9 +26,10 @@ from meshwire import limits
 from meshwire.frames.header import HEADER_BYTES, LAYOUT, MAGIC, WIRE_VERSION, Header, Kind
 from meshwire.message_base import Wire
 from meshwire.messages.job import BlobRef, JobSpec
-from meshwire.messages.local import PairAccept, PairCode, PairJoin, Unpair, Watched
+from meshwire.messages.local import DashboardOpened, OpenDashboard, PairAccept, PairCode, PairJoin, Unpair, Watched
 from meshwire.sync_modes.mode import sync_settings
 from tests.daemon.fakedaemon import summary
+from tests.daemon.httpclient import EventStream, HttpClient
 from tests.daemon.waiting import until
 
 TIMEOUT_S = 15.0
@@ -299,7 +301,7 @@ async def test_a_person_takes_and_removes_those_that_others_introduce(tmp_path: 
     bert, carl = (load_or_create(tmp_path / f"{name} himself", name) for name in ("bert", "carl"))
     async with running(config(tmp_path, "anna", introductions="ask")) as (anna,):
         mesh, pins = anna.mesh, anna.mesh._pins
-        handler = LocalHandler(mesh, anna.jobs, cast(Any, None), cast(Any, None), anna.request_stop)
+        handler = LocalHandler(mesh, anna.jobs, cast(Any, None), cast(Any, None), cast(Any, None), anna.request_stop)
         pins.add(Pin(bert.device_id, "bert", bert.certificate_pem, time.time(), mesh.node.device))
         pins.wait(Pin(carl.device_id, "carl", carl.certificate_pem, time.time(), bert.device_id))
         assert [(one.name, one.added_by) for one in mesh.waiting] == [("carl", "bert")]
@@ -360,3 +362,34 @@ async def test_a_data_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
 async def test_an_unknown_interface_is_named(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="nosuch0"):
         await App(config(tmp_path, "anna", interfaces=["nosuch0"])).run()
+
+
+@pytest.mark.asyncio
+async def test_the_dashboard_of_a_daemon_shows_it_and_ends_with_it(tmp_path: Path) -> None:
+    """A command asks the local socket for the address; what it leads to is what commands are told."""
+
+    def ask() -> Wire:
+        client = Client.connect(tmp_path / "anna")
+        try:
+            return client.request(OpenDashboard(), timeout_s=TIMEOUT_S, name="dashboard")
+        finally:
+            client.close()
+
+    async with running(config(tmp_path, "anna"), config(tmp_path, "bert")) as (anna, bert):
+        await pair(anna, bert)
+        await until(lambda: linked(anna) == {"bert"}, "the link")
+        reply = await asyncio.to_thread(ask)
+        assert isinstance(reply, DashboardOpened)
+        page = HttpClient(reply.url)
+        assert (await page.enter()).status == 200
+        events = await EventStream.open(page)
+        assert (await events.until("status"))["name"] == "anna"
+        assert [(one["name"], one["state"]) for one in await events.until("peers")] == [("bert", "linked")]
+        assert await events.until("jobs") == []
+        assert (await page.post("/api/unpair", {"peer": bert.mesh.node.device, "introduced": False})).status == 200
+        while await events.until("peers"):
+            pass
+        assert (await page.post("/api/cancel", {"job": "1kx3m9q2v7bd", "now": True})).status == 409
+        await page.post("/api/pair/show", {})
+    await events.ended()
+    await events.close()

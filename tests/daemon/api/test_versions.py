@@ -10,13 +10,13 @@ from typing import Any, cast
 import pytest
 
 import meshtraind.api.rundir
-from meshtrain.cli.ui.peer_news import news
 from meshtraind.api.endpoint import Endpoint as DaemonsEndpoint
 from meshtraind.api.rundir import RunDir
 from meshwire.frames.header import WIRE_VERSION, Header, Kind, other_version
 from meshwire.jobs.lifecycle import JobState
 from meshwire.messages.job import RankReport
 from meshwire.messages.local import GetJobs, GetPeers, GetStatus, Peers, PeerSummary
+from meshwire.peer_news import news
 from tests.daemon.fakedaemon import BERT, JOB, STATUS, Endpoint, known_jobs, run, summary
 
 pytestmark = pytest.mark.usefixtures("plain_environment")

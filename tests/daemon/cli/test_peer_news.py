@@ -10,11 +10,11 @@ from rich.console import Console
 
 from meshtrain.cli.ui.follow_view import FAILURE_HOLD_S, View, status_text
 from meshtrain.cli.ui.job import outcome_lines
-from meshtrain.cli.ui.peer_news import joined, news, outcome_notes, part_of
 from meshtrain.cli.ui.peer_table import peer_rows, render_peers
 from meshwire.jobs.lifecycle import JobState
 from meshwire.messages.job import GivenUp, JobSummary, Metrics, RankReport, RefusedRank
 from meshwire.messages.local import GetJobs, GetStatus
+from meshwire.peer_news import joined, news, outcome_notes, part_of
 from meshwire.text import printable
 from tests.daemon.fakedaemon import JOB, MEMBERS, STATUS, Endpoint, known_jobs, member, run, summary
 

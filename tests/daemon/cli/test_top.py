@@ -12,11 +12,12 @@ import pytest
 from rich.console import Console
 
 from meshtrain.cli.ui.follow_view import View
-from meshtrain.cli.ui.peer_table import COLUMNS, peer_rows, render_peers, with_names
+from meshtrain.cli.ui.peer_table import COLUMNS, peer_rows, render_peers
 from meshwire.jobs.lifecycle import JobState
 from meshwire.message_base import Wire
 from meshwire.messages.job import JobSummary, Metrics, RankReport
 from meshwire.messages.local import Cancel, GetJobs, GetStatus, Watch, Watched
+from meshwire.peer_news import with_names
 from tests.daemon.fakedaemon import JOB, MEMBERS, STATUS, Emit, Endpoint, known_jobs, run, summary
 
 pytestmark = pytest.mark.usefixtures("plain_environment")

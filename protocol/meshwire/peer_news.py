@@ -1,11 +1,12 @@
 """What a person is told of a job's members: who takes part and how, in a word; and what has happened to whom between
 two looks at it, in a line each."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 
 from meshwire.checkpoints.manifest import CheckpointName
 from meshwire.jobs.lifecycle import JobState
-from meshwire.messages.job import GivenUp, JobSummary, RankReport
+from meshwire.messages.job import GivenUp, JobSummary, Member, RankReport
 from meshwire.text import printable
 
 AFTER_FAILURE = {"computes": "started again", "forwards": "not started again"}
@@ -139,6 +140,16 @@ def name_of(job: JobSummary, rank: int) -> str:
 def joined(names: list[str]) -> str:
     """Names as a sentence lists them: `anna, bert and cleo`."""
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def with_names(text: str, members: Sequence[Member]) -> str:
+    """A daemon's text that knows ranks, for people, who know names."""
+
+    def named(match: re.Match[str]) -> str:
+        rank = int(match[1])
+        return members[rank].name if rank < len(members) else match[0]
+
+    return printable(re.sub(r"\brank (\d+)\b", named, text))
 
 
 def _given_up(job: JobSummary, rounds: GivenUp) -> str:

@@ -1,0 +1,329 @@
+"""The page in a real browser: every function, the keyboard, the eye's and the ear's needs, hostile names, 64 devices.
+
+`pytest -m long tests/daemon/dashboard` runs them where Chromium is; CI does not. Screenshots go to the folder that MESHTRAIN_SCREENSHOTS names, if it names one.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib import util
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from meshtraind.dashboard.dashboard import Dashboard
+from meshwire.messages.local import Cancel, Leave, MeasureLinks, PairAccept, PairHost, PairJoin, Unpair
+from tests.daemon.browser import Browser, Page, browser, chromium
+from tests.daemon.fakedaemon import JOB
+from tests.daemon.scripteddaemon import ScriptedDaemon, device, peer, served
+from tests.daemon.waiting import until
+
+HOSTILE = '<img src=x onerror="document.title=1">'
+FOCUSED = "(e => e.id || e.getAttribute('aria-label') || e.tagName)(document.activeElement)"
+OUTLINED = "(e => e === document.body || getComputedStyle(e).outlineStyle !== 'none')(document.activeElement)"
+AXE = util.find_spec("axe_core_python")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.long,
+    pytest.mark.skipif(chromium() is None, reason="needs Chromium (Debian: apt install chromium)"),
+]
+
+
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshtraind.dashboard.feed.LOOK_S", 0.05)
+
+
+@asynccontextmanager
+async def seen() -> AsyncIterator[tuple[Dashboard, Browser]]:
+    async with served() as dashboard, browser() as chrome:
+        yield dashboard, chrome
+
+
+async def opened(daemon: ScriptedDaemon, dashboard: Dashboard, chrome: Browser, **how: Any) -> Page:
+    page = await chrome.page(**how)
+    await page.go((await dashboard.open(daemon)).url)
+    await page.until("document.querySelectorAll('#peers tr').length")
+    return page
+
+
+def scene() -> ScriptedDaemon:
+    daemon = ScriptedDaemon()
+    daemon.peers += [
+        peer(5, "attic", "paired", added_by="bert"),
+        peer(6, HOSTILE, "waiting", added_by="bert"),
+        peer(7, "a-laptop-nearby", "seen"),
+    ]
+    daemon.warnings = ("multicast is blocked on wlan0",)
+    daemon.logs = {rank: b"".join(b"rank %d step %d\n" % (rank, step) for step in range(50)) for rank in range(3)}
+    return daemon
+
+
+async def until_asked(daemon: ScriptedDaemon, message: Any) -> None:
+    await until(lambda: message in daemon.asked, f"{message!r}")
+
+
+@pytest.mark.asyncio
+async def test_every_function_of_the_page() -> None:
+    daemon = scene()
+    daemon.train(1)
+    async with seen() as (dashboard, chrome):
+        page = await opened(daemon, dashboard, chrome)
+        # The token is in no history, and what is kept is the key.
+        assert (
+            await page.eval("location.href") == f"http://127.0.0.1:{urlsplit(await page.eval('location.href')).port}/"
+        )
+        assert await page.eval("document.cookie") == ""
+        assert await page.eval("localStorage.length") == 1
+
+        # Devices
+        assert "linked" in await page.text("#peers tr:nth-child(2)")
+        assert "multicast" in await page.text("#problems")
+        await page.click("#measure")
+        await until_asked(daemon, MeasureLinks())
+        await page.until("document.querySelector('#peers').textContent.includes('84 Mbit/s out, 90 Mbit/s in')")
+        await page.click(f"#peers tr[data-id='{device(6)}'] button[aria-label^='Accept']")
+        await until_asked(daemon, PairAccept(peer=device(6)))
+        await page.click(f"#peers tr[data-id='{device(2)}'] button")
+        await page.until("document.querySelector('#ask').open")
+        await page.click("#ask button[value=no]")
+        await page.click(f"#peers tr[data-id='{device(2)}'] button")
+        await page.click("#ask-check")
+        await page.click("#ask-yes")
+        await until_asked(daemon, Unpair(peer=device(2), introduced=True))
+        await page.until(f"!document.querySelector(\"#peers tr[data-id='{device(2)}']\")")
+        assert len([one for one in daemon.asked if isinstance(one, Unpair)]) == 1
+
+        # A code, shown and typed
+        await page.click("#show-code")
+        await page.until("document.querySelector('#code-shown').textContent.includes('483-917')")
+        assert "meshtrain pair 483-917 --at 192.168.1.20:29610" in await page.text("#code-shown")
+        assert daemon.asked.count(PairHost()) == 1
+        await page.click("#hide-code")
+        await page.until("!document.querySelector('#code-shown').textContent")
+        await page.until("document.querySelector('#toast').textContent.includes('taken back')")
+        await page.eval("document.querySelector('#join-code').value = '999-999'")
+        await page.click("#join button")
+        await page.until("document.querySelector('#toast').textContent.includes('no device shows this code')")
+        await page.eval("document.querySelector('#join-code').value = '111-222'")
+        await page.click("#join button")
+        await until_asked(daemon, PairJoin(code="111-222", at=None))
+        await page.until("document.querySelector('#events').textContent.includes('emil is linked')")
+
+        # A job: figures, curves, logs
+        for step in range(2, 40):
+            daemon.train(step)
+            await asyncio.sleep(0.02)
+        await page.until("document.querySelector('#job-facts').textContent.includes('39')")
+        await page.until("document.querySelector('#loss canvas')")
+        assert "carl" in await page.text("#members tr:nth-child(1) td:nth-child(3)")  # whom anna waits for
+        await page.until("document.querySelector('#ring .waits') || true")
+        await page.until("document.querySelector('#log').textContent.includes('rank 0 step 49')")
+        await page.eval(
+            "{const s = document.querySelector('#log-rank'); s.value = '1'; s.dispatchEvent(new Event('change'))}"
+        )
+        await page.until("document.querySelector('#log').textContent.startsWith('rank 1 step 0')")
+        daemon.logs[1] += b"something new\n"
+        await page.until("document.querySelector('#log').textContent.endsWith('something new\\n')")
+        await page.click("#leave")
+        await page.click("#ask-yes")
+        await until_asked(daemon, Leave(job=JOB))
+        await page.until("document.querySelector('#cancel').hidden")
+        daemon.train(41)
+        await page.until("!document.querySelector('#cancel').hidden")
+        await page.click("#cancel")
+        await page.click("#ask-check")
+        await page.click("#ask-yes")
+        await until_asked(daemon, Cancel(job=JOB, now=True))
+        await page.until("document.querySelector('#events').textContent.includes('is cancelled')")
+
+        # The same page again, without a token: its session is there; a second tab of the browser has it, too.
+        await page.send("Page.reload")
+        await page.until("document.querySelectorAll('#peers tr').length")
+        assert await page.eval("document.title") == "anna: meshtrain"  # what a hostile name would have changed
+        assert page.complaints() == ["Failed to load resource: the server responded with a status of 409 (Conflict)"]
+        assert {urlsplit(url).hostname for url in page.asked()} == {"127.0.0.1"}
+
+
+@pytest.mark.asyncio
+async def test_no_session_and_no_daemon_are_said() -> None:
+    daemon = scene()
+    async with browser() as chrome:
+        async with served() as dashboard:
+            url = (await dashboard.open(daemon)).url
+            stranger = await chrome.page()
+            await stranger.go(url.partition("#")[0])
+            await stranger.until("!document.querySelector('#locked').hidden")
+            assert "meshtrain dashboard" in await stranger.text("#locked")
+            page = await (await chrome.page()).go(url)
+            await page.until("document.querySelector('#connection').textContent === 'live'")
+            late = await (await chrome.page()).go(url)
+            await late.until("document.querySelector('#locked-why')?.textContent.includes('was used before')")
+            await page.until("!document.querySelector('#locked').hidden")  # its token was shown twice
+            other = await (await chrome.page()).go((await dashboard.open(daemon)).url)
+            await other.until("document.querySelector('#connection').textContent === 'live'")
+        await other.until("document.querySelector('#connection').className === 'lost'")
+
+
+@pytest.mark.asyncio
+async def test_another_page_cannot_do_or_read_anything() -> None:
+    """By fetch with and without credentials, by a form, in a frame: from another port of this machine, which shares the
+    site and its cookies."""
+    daemon = scene()
+    daemon.train(1)
+    async with seen() as (dashboard, chrome), served() as elsewhere:
+        page = await opened(daemon, dashboard, chrome)
+        ours = await page.eval("location.origin")
+        other = (await elsewhere.open(ScriptedDaemon())).url.partition("#")[0]
+        await page.send("Page.setBypassCSP", enabled=True)  # the other page has no policy
+        await page.go(other)
+        await page.until("document.querySelector('#locked') && !document.querySelector('#locked').hidden")
+        body = json.dumps(json.dumps({"job": JOB, "now": True}))
+        json_only = "{'content-type': 'application/json'}"
+        for options in (
+            f"{{method: 'POST', mode: 'no-cors', credentials: 'include', body: {body}}}",
+            f"{{method: 'POST', credentials: 'include', headers: {json_only}, body: {body}}}",
+            "{method: 'DELETE', credentials: 'include'}",
+        ):
+            got = await page.eval(f"fetch('{ours}/api/cancel', {options}).then(r => r.type + r.status, e => 'failed')")
+            assert got in ("failed", "opaque0")
+        read = f"fetch('{ours}/api/events', {{credentials: 'include'}}).then(r => r.status, e => 'failed')"
+        assert await page.eval(read) == "failed"
+        assert await page.eval("localStorage.length") == 0
+        frame = (
+            f"const f = document.createElement('iframe'); f.src = '{ours}/'; f.onload = done; document.body.append(f)"
+        )
+        await page.eval(f"new Promise(done => {{{frame}}})")
+        assert await page.eval("document.querySelector('iframe').contentDocument") is None
+        assert daemon.asked == []
+
+
+@pytest.mark.asyncio
+async def test_the_keyboard_reaches_everything_and_shows_where_it_is() -> None:
+    daemon = scene()
+    daemon.train(1)
+    async with seen() as (dashboard, chrome):
+        page = await opened(daemon, dashboard, chrome)
+        await page.until("document.querySelector('#log-rank').length")
+        reached = []
+        for _ in range(60):
+            await page.key("Tab", 9)
+            reached.append(await page.eval(FOCUSED))
+            assert await page.eval(OUTLINED)
+            if reached[-1] == "BODY":
+                break
+        wanted = {
+            "measure",
+            "show-code",
+            "join-code",
+            "join-at",
+            "job-choice",
+            "cancel",
+            "leave",
+            "log-rank",
+            "log",
+            "events-log",
+        }
+        assert wanted <= set(reached)
+        assert {"Remove bert", f"Accept {HOSTILE}", f"Refuse {HOSTILE}"} <= set(reached)
+        await page.eval("document.querySelector('#cancel').focus()")
+        for step in range(2, 6):  # figures change, and the focus stays
+            daemon.train(step)
+            await page.until(f"document.querySelector('#job-facts').textContent.includes('Round{step}')")
+        assert await page.eval("document.activeElement.id") == "cancel"
+        await page.key("Enter", 13)
+        await page.send("Input.dispatchKeyEvent", type="char", text="\r")
+        await page.until("document.querySelector('#ask').open")
+        await page.key("Escape", 27)
+        await page.until("!document.querySelector('#ask').open")
+        assert daemon.asked == []
+
+
+@pytest.mark.skipif(AXE is None, reason="needs axe-core-python")
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.asyncio
+async def test_axe_finds_nothing(dark: bool) -> None:
+    """WCAG's rules that a machine can check, with all that the page can show; at both widths nothing is cut off."""
+    assert AXE is not None
+    assert AXE.origin is not None
+    rules = Path(os.environ.get("MESHTRAIN_AXE") or Path(AXE.origin).with_name("axe.min.js")).read_text("utf-8")
+    daemon = scene()
+    daemon.train(1)
+    async with seen() as (dashboard, chrome):
+        for width in (1280, 375):
+            page = await opened(daemon, dashboard, chrome, width=width, dark=dark)
+            for step in range(2, 9):
+                daemon.train(step)
+                await asyncio.sleep(0.06)
+            daemon.peers[0] = peer(1, "bert", "paired", refused="bert speaks wire version 12: update meshtrain on bert")
+            await page.click("#show-code")
+            await page.until("document.querySelector('#code-shown').textContent")
+            await page.until("document.querySelector('#log').textContent")
+            await page.until("document.querySelector('#loss canvas') && document.querySelector('#events li')")
+            await shot(page, f"{width}-{'dark' if dark else 'light'}")
+            assert await page.eval("document.documentElement.scrollWidth") == width
+            await page.eval(rules)
+            assert await violations(page) == []
+            await page.click("#cancel")
+            assert await violations(page) == []
+            await page.click("#ask button[value=no]")
+            await page.eval(
+                "document.querySelector('#content').hidden = !(document.querySelector('#locked').hidden = false)"
+            )
+            assert await violations(page) == []
+            daemon.peers[0] = peer(1, "bert")
+
+
+async def violations(page: Page) -> list[str]:
+    nodes = "v.nodes.map(n => `${v.id} ${n.target} ${n.failureSummary}`)"
+    found = await page.eval(f"axe.run().then(r => r.violations.flatMap(v => {nodes}))")
+    assert isinstance(found, list)
+    return found
+
+
+async def shot(page: Page, name: str) -> None:
+    folder = os.environ.get("MESHTRAIN_SCREENSHOTS")
+    if folder:
+        height = await page.eval("document.documentElement.scrollHeight")
+        width = await page.eval("innerWidth")
+        await page.resize(width, height)
+        await asyncio.sleep(0.3)
+        await page.screenshot(Path(folder) / f"{name}.png")
+
+
+@pytest.mark.asyncio
+async def test_sixty_four_devices_for_long_do_not_grow() -> None:
+    """The page's elements and memory stay, look after look."""
+    daemon = ScriptedDaemon(tuple(f"laptop{at}" for at in range(64)))
+    daemon.train(1)
+    daemon.logs = {0: b"x\n" * 5000}
+    async with seen() as (dashboard, chrome):
+        page = await opened(daemon, dashboard, chrome)
+        counts = []
+        for turn in range(20):
+            for step in range(10):
+                daemon.train(2 + 10 * turn + step)
+                daemon.logs[0] += b"y\n" * 100
+                daemon.peers[step] = peer(step + 1, f"laptop{step + 1}", "paired" if (turn + step) % 2 else "linked")
+                await asyncio.sleep(0.06)
+            await page.until(f"document.querySelector('#job-facts').textContent.includes('Round{11 + 10 * turn}')")
+            await page.send("HeapProfiler.collectGarbage")
+            heap = (await page.send("Runtime.getHeapUsage"))["usedSize"]
+            counts.append(
+                (
+                    await page.eval(
+                        "document.querySelectorAll('*').length + document.querySelector('#log').childNodes.length"
+                    ),
+                    heap,
+                )
+            )
+        await shot(page, "64")
+        nodes = [count for count, _ in counts]
+        assert max(nodes[15:]) < 1.1 * max(nodes[8:12]), nodes
+        assert counts[-1][1] < 1.5 * counts[10][1] + 2_000_000, counts
+        assert page.complaints() == []
