@@ -1,6 +1,7 @@
 """The page in a real browser: every function, the keyboard, the eye's and the ear's needs, hostile names, 64 devices.
 
-`pytest -m long tests/daemon/dashboard` runs them where Chromium is; CI does not. Screenshots go to the folder that MESHTRAIN_SCREENSHOTS names, if it names one.
+`pytest -m long tests/daemon/dashboard` runs them where Chromium is; CI does not. Screenshots go to the
+folder that MESHTRAIN_SCREENSHOTS names, if it names one.
 """
 
 import asyncio
