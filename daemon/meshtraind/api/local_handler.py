@@ -39,6 +39,7 @@ from meshwire.messages.local import (
     Watch,
     Watched,
 )
+from meshwire.messages.network import GetNetwork
 from meshwire.timeouts import Timeouts
 
 log = logging.getLogger(__name__)
@@ -114,6 +115,8 @@ class LocalHandler:
                 return self._status()
             case GetPeers():
                 return Peers(peers=self._measuring.with_figures(mesh.peers()))
+            case GetNetwork():
+                return mesh.network()
             case AskTogether():
                 return LinkedDevices(devices=await devices_together(mesh.node))
             case MeasureLinks():
