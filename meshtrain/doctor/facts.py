@@ -7,9 +7,13 @@ import ipaddress
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 from meshwire.addresses import DEFAULT_PORT
 from meshwire.frames.header import WIRE_VERSION
+
+
+LaptopState = Literal["linked", "paired", "waiting", "seen", "heard", "named"]
 
 
 class AdapterKind(StrEnum):
@@ -118,7 +122,7 @@ class OtherLaptop:
     name: str
     address: str
     port: int = DEFAULT_PORT
-    state: str = "paired"
+    state: LaptopState = "paired"
     reach: Reach | None = None
     interface: str | None = None
     hardware_known: bool | None = None
