@@ -87,6 +87,7 @@ def _laptop(number: int, laptop: OtherLaptop, interface: str | None) -> dict[str
         "interface": interface,
         "reach": None if laptop.reach is None else laptop.reach.value,
         "card_answers": laptop.hardware_known,
+        "said_on": laptop.said_on,
         "heard": laptop.heard,
         "answered_alone": laptop.answered,
         "wire_version": laptop.wire_version,

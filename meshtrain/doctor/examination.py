@@ -23,7 +23,7 @@ from meshtrain.doctor.firewalls import firewall_blocks
 from meshtrain.doctor.local_daemon import AskedDaemon, ask_daemon
 from meshtrain.doctor.multicast import Answer, Heard, ask_all, ask_alone
 from meshtrain.doctor.radio import look_at_radio, wireless_interfaces
-from meshtrain.doctor.reach import card_answers, is_there, port_holder, reach
+from meshtrain.doctor.reach import card_answers, echoes, is_there, port_holder, reach
 from meshtrain.doctor.routes import adapters, way, way_without_tunnels
 from meshtrain.doctor.tools import AskTool, ask_tool
 from meshwire.addresses import DEFAULT_PORT, Address
@@ -111,7 +111,7 @@ class Examination:
 
     def _around(self, pool: ThreadPoolExecutor, machine: _Machine, asked: AskedDaemon) -> Facts:
         own = {str(ipaddress.ip_interface(one).ip) for adapter in machine.adapters for one in adapter.networks}
-        places = [*asked.places, *(("", self._named(address)) for address in self._at)]
+        places = self._with_named(asked.places)
         worth = machine.worth_asking(asked)
         port = asked.daemon.port or DEFAULT_PORT
         gateway = machine.lan_way.gateway if machine.lan_way is not None else None
@@ -153,8 +153,14 @@ class Examination:
             unknown=(*asked.unknown, *machine.unknown, *unknown),
         )
 
-    def _named(self, address: Address) -> OtherLaptop:
-        return OtherLaptop(name=address.host, address=address.host, port=address.port, state="named")
+    def _with_named(self, known: Iterable[tuple[str, OtherLaptop]]) -> list[tuple[str, OtherLaptop]]:
+        """Those that the daemon knows, and those that a person names; some of the former are among the latter."""
+        named = {one.host: one for one in self._at}
+        places = [(device, replace(one, said_on=one.address in named)) for device, one in known]
+        for host in named.keys() - {one.address for _, one in places}:
+            port = named[host].port
+            places.append(("", OtherLaptop(name=host, address=host, port=port, state="named", said_on=True)))
+        return places
 
     def _stranger(self, answer: Answer) -> OtherLaptop:
         return OtherLaptop(
@@ -188,7 +194,9 @@ class Examination:
         which takes seconds and is awaited only where a person says that the laptop is on."""
         if came in (Reach.OPEN, Reach.REFUSED):
             return True
-        deadline_s = time.monotonic() + (CARD_TIMEOUT_S if laptop.state == "named" else 0)
+        if echoes(self._ask, laptop.address):
+            return True
+        deadline_s = time.monotonic() + (CARD_TIMEOUT_S if laptop.said_on else 0)
         while (known := card_answers(self._ask, laptop.address)) is None and time.monotonic() < deadline_s:
             time.sleep(CARD_POLL_S)
         return known
@@ -235,7 +243,7 @@ def _best_places(known: Iterable[tuple[str, OtherLaptop]]) -> list[OtherLaptop]:
 
 
 def _rank(laptop: OtherLaptop) -> tuple[int, int]:
-    near = 0 if laptop.answered is not None else 1
+    near = 0 if laptop.said_on or laptop.answered is not None else 1
     return (_RANK[laptop.reach] if laptop.reach is not None else 9, near)
 
 

@@ -12,7 +12,6 @@ from typing import Literal
 from meshwire.addresses import DEFAULT_PORT
 from meshwire.frames.header import WIRE_VERSION
 
-
 LaptopState = Literal["linked", "paired", "waiting", "seen", "heard", "named"]
 
 
@@ -112,7 +111,8 @@ class OtherLaptop:
 
     Attributes:
         name: as people call it; its address where nobody knows better.
-        state: of the daemon's peers; "named": by whoever asks, with --at; "heard": the doctor alone has heard it.
+        state: of the daemon's peers; "named": only by whoever asks, with --at; "heard": only by the doctor itself.
+        said_on: whoever asks says that it is on.
         interface: by which this machine would send to the address.
         hardware_known: its network card has answered (ARP).
         heard: it answered a question to all (multicast DNS).
@@ -124,6 +124,7 @@ class OtherLaptop:
     port: int = DEFAULT_PORT
     state: LaptopState = "paired"
     reach: Reach | None = None
+    said_on: bool = False
     interface: str | None = None
     hardware_known: bool | None = None
     heard: bool = False
@@ -135,7 +136,12 @@ class OtherLaptop:
     @property
     def there(self) -> bool:
         """It is on and in this network now: it has said so, or whoever asks says it."""
-        return self.heard or self.answered is True or self.state == "named"
+        return self.heard or self.answered is True or self.said_on
+
+    @property
+    def met(self) -> bool:
+        """It and this laptop reach each other."""
+        return self.state == "linked" or self.reach is Reach.OPEN or self.heard
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,12 +214,6 @@ class Facts:
         if self.lan_way is not None:
             names.add(self.lan_way.interface)
         return frozenset(name for name in names if not self.is_tunnel(name))
-
-    @property
-    def all_linked(self) -> bool:
-        """There are other laptops of this person's, and each is linked: nothing keeps them apart."""
-        own = [one for one in self.laptops if one.state in ("linked", "paired")]
-        return bool(own) and all(one.state == "linked" for one in own)
 
     def apart(self) -> Iterator[OtherLaptop]:
         """The laptops that are not linked."""

@@ -49,7 +49,7 @@ def kept_apart(facts: Facts) -> list[Finding]:
     return [
         Finding(
             Fault.ISOLATION,
-            f"Nothing that this laptop sends to {one.address} reaches {one.name}, which is in the same network"
+            f"Nothing that this laptop sends reaches {_named(one)}, which is in the same network"
             f"{'' if one.heard else ' (if it is on)'}, while the router answers.",
             "This WiFi keeps laptops apart (client isolation, a guest network): turn that off in the router, or let "
             "them meet on another network, say a hotspot of one of them.",
@@ -73,7 +73,7 @@ def other_network(facts: Facts) -> list[Finding]:
             "nmcli device wifi connect NAME",
         )
         for one in facts.apart()
-        if one.state == "named" and not facts.next_door(one) and not facts.is_tunnel(one.interface)
+        if one.said_on and not facts.next_door(one) and not facts.is_tunnel(one.interface)
         if one.reach not in (Reach.OPEN, Reach.REFUSED) and ipaddress.ip_address(one.address).is_private
     ]
 
@@ -120,7 +120,8 @@ def _opening(block: Block) -> str:
     if block.firewall is Firewall.FIREWALLD:
         what = "--add-service=mdns" if block.port == MDNS else f"--add-port={block.port}"
         return f"sudo firewall-cmd --zone={block.zone} {what} && sudo firewall-cmd --runtime-to-permanent"
-    return f"sudo nft insert rule {block.place} {protocol} dport {number} accept"
+    keep = "    # in /etc/nftables.conf, too, to keep it"
+    return f"sudo nft insert rule {block.place} {protocol} dport {number} accept{keep}"
 
 
 def firewall_there(facts: Facts) -> list[Finding]:
@@ -185,15 +186,15 @@ def wrong_interface(facts: Facts) -> list[Finding]:
 
 
 def vpn_in_the_way(facts: Facts) -> list[Finding]:
-    """A VPN takes what is meant for other laptops; of one beside which all are linked nothing is said."""
-    if facts.all_linked:
-        return []
+    """A VPN takes what is meant for other laptops, or all that leaves while no other laptop is met. Beside one that
+    leaves the local network alone laptops meet, and nothing is said."""
     tunnels: dict[str, str] = {}
     for one in facts.apart():
-        if one.interface is not None and facts.is_tunnel(one.interface) and one.reach is not Reach.OPEN:
-            tunnels.setdefault(one.interface, f"what is sent to {one.name} ({one.address})")
+        taken = one.interface is not None and facts.is_tunnel(one.interface) and one.reach is not Reach.OPEN
+        if taken and one.interface is not None and (one.there or facts.next_door(one)):
+            tunnels.setdefault(one.interface, f"what is sent to {_named(one)}")
     way = facts.way_out
-    if way is not None and facts.is_tunnel(way.interface):
+    if way is not None and facts.is_tunnel(way.interface) and not any(one.met for one in facts.laptops):
         tunnels.setdefault(way.interface, "all that leaves this laptop")
     return [
         Finding(
@@ -217,6 +218,10 @@ def _ending(interface: str) -> str:
 
 def _place(laptop: OtherLaptop) -> str:
     return laptop.address if laptop.port == DEFAULT_PORT else f"{laptop.address}:{laptop.port}"
+
+
+def _named(laptop: OtherLaptop) -> str:
+    return laptop.address if laptop.name == laptop.address else f"{laptop.name} ({laptop.address})"
 
 
 def _names(laptops: list[OtherLaptop]) -> str:

@@ -47,7 +47,12 @@ def is_there(ask: AskTool, address: str) -> bool | None:
 
 def card_answers(ask: AskTool, address: str) -> bool | None:
     """Whether the network card at an address that was just dialled has answered (ARP); None: that may be old."""
-    return hardware_known(ask("ip", "-j", "neigh", "show", address).text or "", address)
+    return hardware_known(ask("ip", "-j", "-s", "neigh", "show", address).text or "", address)
+
+
+def echoes(ask: AskTool, address: str) -> bool:
+    """Whether a machine answers a ping, which many do that let no connection in."""
+    return ask("ping", "-n", "-c", "1", "-W", "1", address).text is not None
 
 
 def port_holder(ask: AskTool, port: int) -> PortHolder | None:

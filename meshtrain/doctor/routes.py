@@ -10,8 +10,8 @@ TUNNEL_KINDS = {"tun", "wireguard", "ipip", "gre", "sit", "xfrm", "vti", "ppp"}
 VIRTUAL_KINDS = {"bridge", "dummy", "vxlan"}
 TUNNELS = re.compile(r"tun|tap|utun|ipsec|wg|wireguard|tailscale|ppp|zt|nordlynx|proton|mullvad", re.IGNORECASE)
 VIRTUAL = re.compile(r"docker|br-|veth|virbr|vmnet|vboxnet|lxcbr|lxdbr|podman|cni|flannel|cali", re.IGNORECASE)
-KNOWN_STATES = {"REACHABLE", "PERMANENT"}  # a card has answered within half a minute
-UNKNOWN_STATES = {"FAILED", "INCOMPLETE"}  # and none has
+UNKNOWN_STATES = {"FAILED", "INCOMPLETE"}  # no card has answered
+FRESH_S = 4  # an answer that is older than a dial may be of a laptop that was closed since
 
 
 def adapters(text: str, wireless: frozenset[str]) -> tuple[Adapter, ...]:
@@ -55,11 +55,11 @@ def way_without_tunnels(text: str, tunnels: frozenset[str]) -> WayOut | None:
 
 
 def hardware_known(text: str, address: str) -> bool | None:
-    """Of `ip -j neigh show ADDRESS`: whether the card of this address has just answered; None: that may be old."""
-    states = {state for one in _objects(text) if one.get("dst") == address for state in one.get("state", ())}
-    if states & KNOWN_STATES:
+    """Of `ip -j -s neigh show ADDRESS`: whether the card of this address has just answered; None: that may be old."""
+    known = [one for one in _objects(text) if one.get("dst") == address]
+    if any("REACHABLE" in one.get("state", ()) and one.get("confirmed", FRESH_S + 1) <= FRESH_S for one in known):
         return True
-    return False if states & UNKNOWN_STATES else None
+    return False if any(UNKNOWN_STATES.intersection(one.get("state", ())) for one in known) else None
 
 
 def _objects(text: str) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """`doctor`: why laptops do not meet, or are slow."""
 
+import textwrap
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -10,13 +11,14 @@ from meshtrain.cli.ui.errors import BadCommandLine, CliError, reported
 from meshtrain.cli.ui.exits import EXIT_FAILED
 from meshtrain.cli.ui.options import DataDir, Json
 from meshtrain.cli.ui.progress import Stages
-from meshtrain.cli.ui.terminal import print_json, printable_lines, say
+from meshtrain.cli.ui.terminal import console, print_json, printable_lines, say
 from meshtrain.datadir import data_folder
-from meshtrain.doctor.facts import Facts
+from meshtrain.doctor.facts import Facts, OtherLaptop, Reach
 from meshtrain.doctor.finding import Finding
 from meshwire.addresses import Address
 
 AT_MAX = 8
+INDENT = "   "
 AT_EXAMPLE = "meshtrain doctor --at 192.168.1.20"
 
 
@@ -84,15 +86,25 @@ def _as_json(facts: Facts, findings: tuple[Finding, ...]) -> dict[str, object]:
     return {
         "daemon_running": facts.daemon.running,
         "findings": [asdict(finding) for finding in findings],
+        "laptops": [asdict(laptop) for laptop in facts.laptops],
         "looked_at": list(facts.looked_at),
         "not_looked_at": [asdict(one) for one in facts.unknown],
     }
 
 
 def _show(facts: Facts, findings: tuple[Finding, ...]) -> None:
+    screen = console()
+
+    def paragraph(text: str, first: str = INDENT) -> None:
+        text = printable_lines(text)
+        screen.print(textwrap.fill(text, screen.width, initial_indent=first, subsequent_indent=INDENT))
+
     for number, finding in enumerate(findings, 1):
+        paragraph(finding.what, f"{number}. ".ljust(len(INDENT)))
+        paragraph(finding.why)
         on = "" if finding.where is None else f"on {finding.where}: "
-        print(printable_lines(f"{number}. {finding.what}\n   {finding.why}\n   {on}{finding.mend}\n"))
+        screen.print(printable_lines(f"{INDENT}{on}{finding.mend}"), style="bold")  # in one piece, to be copied
+        print()
     if not findings:
         print("nothing wrong was found")
     say(f"Looked at: {', '.join(printable_lines(one) for one in facts.looked_at)}.")
@@ -100,10 +112,16 @@ def _show(facts: Facts, findings: tuple[Finding, ...]) -> None:
         how = "" if gap.command is None else f": {gap.command}"
         say(printable_lines(f"Not looked at: {gap.what} ({gap.why}){how}"), style="yellow")
     for laptop in facts.apart():
-        if laptop.state == "paired" and not laptop.there and not findings:
-            where = f" at {laptop.address}" if laptop.address else ""
-            say(printable_lines(f"{laptop.name} does not answer{where}: is it on, and in this network?"))
+        if laptop.state == "paired" and not laptop.there:
+            say(printable_lines(_away(laptop)))
     if not facts.daemon.running:
         say("No daemon runs on this laptop, so no other can meet it. Next: meshtrain up")
     elif not findings and not any(one.state == "linked" for one in facts.laptops):
         say("If another laptop is on and does not appear: meshtrain doctor there, or here with --at its address.")
+
+
+def _away(laptop: OtherLaptop) -> str:
+    where = f" at {laptop.address}" if laptop.address else ""
+    if laptop.reach is Reach.REFUSED:
+        return f"A machine answers{where}, where {laptop.name} was, and no daemon listens there: is it down?"
+    return f"{laptop.name} does not answer{where}: is it on, and in this network?"

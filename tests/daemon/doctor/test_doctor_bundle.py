@@ -89,6 +89,7 @@ def test_nothing_that_was_planted_is_in_the_report(tmp_path: Path) -> None:
         "interface": "interface 1",
         "reach": "silent",
         "card_answers": True,
+        "said_on": False,
         "heard": False,
         "answered_alone": True,
         "wire_version": 7,

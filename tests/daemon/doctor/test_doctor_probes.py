@@ -111,11 +111,18 @@ def test_ways_out_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "known"),
-    [("REACHABLE", True), ("FAILED", False), ("INCOMPLETE", False), ("STALE", None), ("DELAY", None)],
+    ("state", "confirmed_s", "known"),
+    [
+        ("REACHABLE", 1, True),
+        ("REACHABLE", 25, None),  # the lid was closed since, perhaps
+        ("STALE", 1, None),
+        ("DELAY", 1, None),
+        ("FAILED", 60_000, False),
+        ("INCOMPLETE", 60_000, False),
+    ],
 )
-def test_only_an_answer_of_now_says_that_a_card_is_there(state: str, known: bool | None) -> None:
-    listed = f'[{{"dst":"{SOURCE}","dev":"wlp2s0","lladdr":"02:00:5e:10:00:00","state":["{state}"]}}]'
+def test_only_an_answer_of_now_says_that_a_card_is_there(state: str, confirmed_s: int, known: bool | None) -> None:
+    listed = json.dumps([{"dst": SOURCE, "dev": "wlp2s0", "used": 3, "confirmed": confirmed_s, "state": [state]}])
     assert hardware_known(listed, SOURCE) is known
     assert hardware_known(listed, "192.168.1.2") is None
 

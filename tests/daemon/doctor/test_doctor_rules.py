@@ -59,7 +59,7 @@ STAGED: dict[Fault, tuple[Facts, str, str]] = {
     ),
     Fault.ISOLATION: (
         with_bert(reach=Reach.SILENT, hardware_known=False, heard=True),
-        "Nothing that this laptop sends to 192.168.1.20 reaches bert",
+        "Nothing that this laptop sends reaches bert (192.168.1.20)",
         "nmcli device wifi hotspot",
     ),
     Fault.FIREWALL: (
@@ -78,7 +78,7 @@ STAGED: dict[Fault, tuple[Facts, str, str]] = {
         "meshtrain down && meshtrain up --interface wlan0",
     ),
     Fault.VPN: (
-        replace(with_bert(), way_out=WayOut("tun0")),
+        replace(with_bert(reach=Reach.SILENT, hardware_known=None), way_out=WayOut("tun0")),
         "The VPN on tun0 takes all that leaves this laptop",
         "sudo ip link set tun0 down",
     ),
@@ -113,12 +113,12 @@ STAGED: dict[Fault, tuple[Facts, str, str]] = {
         "sudo iw dev wlan0 scan",
     ),
     Fault.NOBODY_THERE: (
-        with_bert(reach=Reach.REFUSED, state="named"),
+        with_bert(reach=Reach.REFUSED, state="named", said_on=True),
         "At 192.168.1.20 a machine answers, and no daemon listens",
         "meshtrain up",
     ),
     Fault.OTHER_NETWORK: (
-        with_bert(address="192.168.7.20", reach=Reach.SILENT, hardware_known=None, state="named"),
+        with_bert(address="192.168.7.20", reach=Reach.SILENT, hardware_known=None, state="named", said_on=True),
         "192.168.7.20 is in another network than this laptop (192.168.1.5/24)",
         "nmcli device wifi connect",
     ),
@@ -163,7 +163,7 @@ def test_a_laptop_is_kept_apart_only_where_the_router_answers() -> None:
     facts = STAGED[Fault.ISOLATION][0]
     for answers in (False, None):
         assert not diagnose(replace(facts, lan_way=replace(ROUTER, gateway_answers=answers)))
-    heard_not = with_bert(reach=Reach.UNREACHABLE, hardware_known=False, state="named")
+    heard_not = with_bert(reach=Reach.UNREACHABLE, hardware_known=False, state="named", said_on=True)
     assert only(heard_not).fault is Fault.ISOLATION, "who asks says that it is on"
     assert "(if it is on)" in only(heard_not).what
 
@@ -172,7 +172,7 @@ def test_multicast_that_this_laptop_keeps_to_itself() -> None:
     mdns = replace(HEALTHY, hearing={"wlan0": Hearing.DEAF})
     assert only(mdns).mend == "meshtrain pair CODE --at HOST", "nobody is apart: nothing better is known"
     by_nft = replace(mdns, blocks=(Block(Firewall.NFTABLES, "5353/udp", place="inet filter input"),))
-    assert only(by_nft).mend == "sudo nft insert rule inet filter input udp dport 5353 accept"
+    assert only(by_nft).mend.startswith("sudo nft insert rule inet filter input udp dport 5353 accept ")
     by_firewalld = replace(mdns, blocks=(Block(Firewall.FIREWALLD, "5353/udp", zone="public"),))
     assert only(by_firewalld).mend == (
         "sudo firewall-cmd --zone=public --add-service=mdns && sudo firewall-cmd --runtime-to-permanent"
@@ -194,7 +194,7 @@ def test_every_firewall_is_opened_in_its_own_words() -> None:
         Block(Firewall.NFTABLES, "29610/tcp", place="inet filter out", outward=True),
     )
     found = diagnose(replace(HEALTHY, blocks=blocks))
-    assert [one.mend for one in found] == [
+    assert [one.mend.partition("    #")[0] for one in found] == [
         "sudo firewall-cmd --zone=home --add-port=29610/tcp && sudo firewall-cmd --runtime-to-permanent",
         "sudo nft insert rule ip filter INPUT tcp dport 29610 accept",
         "sudo nft insert rule inet filter out tcp dport 29610 accept",
@@ -214,9 +214,12 @@ def test_an_interface_of_ones_own_choice_is_no_fault_where_laptops_are_linked() 
     assert not diagnose(replace(HEALTHY, daemon=replace(HEALTHY.daemon, interfaces=("eth1",))))
 
 
-def test_a_vpn_beside_which_all_are_linked_is_no_fault() -> None:
+def test_a_vpn_beside_which_laptops_meet_is_no_fault() -> None:
+    """It leaves the local network alone: others are linked, heard or reached, and who is not is away."""
     facts = replace(HEALTHY, way_out=WayOut("tun0"))
-    assert not diagnose(facts)
+    away = replace(BERT, name="carl", state="paired", reach=Reach.UNREACHABLE, hardware_known=False)
+    for laptops in (HEALTHY.laptops, (*HEALTHY.laptops, away), (replace(BERT, state="heard", heard=True),)):
+        assert not diagnose(replace(facts, laptops=laptops))
     assert only(replace(facts, laptops=())).fault is Fault.VPN, "nobody is paired yet"
     for name, mend in (("wg0", "sudo wg-quick down wg0"), ("tailscale0", "sudo tailscale down")):
         other = replace(facts, adapters=(WIFI, replace(TUNNEL, name=name)), way_out=WayOut(name), laptops=())
@@ -224,9 +227,10 @@ def test_a_vpn_beside_which_all_are_linked_is_no_fault() -> None:
 
 
 def test_a_vpn_that_leads_to_the_other_laptop_is_no_fault() -> None:
-    """A tailnet is a way round isolation."""
+    """A tailnet is a way round isolation; and where a laptop was yesterday may be behind an office's VPN."""
     assert not diagnose(with_bert(address="10.8.0.7", interface="tun0", reach=Reach.OPEN))
-    taken = with_bert(interface="tun0", reach=Reach.SILENT, hardware_known=None)
+    assert not diagnose(with_bert(address="10.9.0.7", interface="tun0", reach=Reach.SILENT, hardware_known=None))
+    taken = with_bert(interface="tun0", reach=Reach.SILENT, hardware_known=None, heard=True)
     assert only(taken).what == "The VPN on tun0 takes what is sent to bert (192.168.1.20)."
 
 
