@@ -19,6 +19,7 @@ class OtherVersion(ConnectionLost):
     """The daemon on this device was started from another version of meshtrain (W6)."""
 
     def __init__(self, version: int) -> None:
+        self.version = version
         super().__init__(
             f"the daemon on this device speaks wire version {version}, what is installed here {WIRE_VERSION}: it was "
             "started before meshtrain was installed anew (meshtrain down, then meshtrain up), or from elsewhere"

@@ -54,7 +54,19 @@ KEPT_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver
 T = TypeVar("T")
 
 # Tests that start no daemon: whole folders of them, and the command against an endpoint in its own process.
-PURE = ("wire", "sim", "codecs", "contributions", "executor", "projection", "replay", "bench", "cli", "runtime")
+PURE = (
+    "wire",
+    "sim",
+    "codecs",
+    "contributions",
+    "executor",
+    "projection",
+    "replay",
+    "bench",
+    "cli",
+    "doctor",
+    "runtime",
+)
 SINGLE = ("sim", "executor")  # of these, tests that take long: dealt one by one, and last, so that no process waits
 LEARNERS_AT_ONCE = 2
 LEARNING = "test_real"  # and of those whose learners keep all cores busy; in train/ most do

@@ -4,9 +4,10 @@ import typer
 
 from meshtrain.cli.commands.bench import bench
 from meshtrain.cli.commands.checkpoints import checkpoints
-from meshtrain.cli.commands.codecs import codecs
 from meshtrain.cli.commands.daemon import dashboard, down, up
 from meshtrain.cli.commands.demo import demo
+from meshtrain.cli.commands.doctor import doctor
+from meshtrain.cli.commands.exchange import codecs, topology
 from meshtrain.cli.commands.get import get
 from meshtrain.cli.commands.init import init
 from meshtrain.cli.commands.jobs import cancel, jobs, leave
@@ -15,7 +16,6 @@ from meshtrain.cli.commands.mesh import pair, peers, status, unpair
 from meshtrain.cli.commands.planning import plan, whatif
 from meshtrain.cli.commands.submit import submit
 from meshtrain.cli.commands.top import top
-from meshtrain.cli.commands.topology import topology
 from meshtrain.cli.commands.version import root, version
 from meshtrain.cli.ui.options import Grouped, examples
 
@@ -46,6 +46,14 @@ app.command(
     )
 )(pair)
 app.command(epilog=examples("meshtrain unpair attic", "meshtrain unpair --introduced attic"))(unpair)
+app.command(
+    epilog=examples(
+        "meshtrain doctor",
+        "meshtrain doctor --at 192.168.1.20",
+        "sudo env PATH=$PATH meshtrain doctor --data-dir ~/.local/share/meshtrain",
+        "meshtrain doctor --bundle report.json",
+    )
+)(doctor)
 app.command(epilog=examples("meshtrain init", "meshtrain init --example mlp disc"))(init)
 app.command(
     epilog=examples(

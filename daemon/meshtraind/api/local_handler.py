@@ -41,6 +41,7 @@ from meshwire.messages.local import (
     Watch,
     Watched,
 )
+from meshwire.messages.network import GetNetwork
 from meshwire.timeouts import Timeouts
 
 log = logging.getLogger(__name__)
@@ -121,6 +122,8 @@ class LocalHandler:
                 return await self._dashboard.open(self)
             case GetPeers():
                 return Peers(peers=self._measuring.with_figures(mesh.peers()))
+            case GetNetwork():
+                return mesh.network()
             case AskTogether():
                 return LinkedDevices(devices=await devices_together(mesh.node))
             case MeasureLinks():

@@ -126,6 +126,7 @@ class Links:
         self._linked: dict[str, Link] = {}
         self._leaving: dict[str, Connection] = {}  # by device: the last one that was to end, while it is there
         self._unlinkable: dict[str, str] = {}
+        self._dial_failures: dict[str, str] = {}
         self._listener: socket.socket | None = None
         self._welcoming: dict[asyncio.Task[None], str] = {}  # who calls from which host; oldest first
         self._serve_guest: ServeGuest | None = None  # while a pairing code is shown
@@ -144,6 +145,11 @@ class Links:
     def unlinkable(self) -> Mapping[str, str]:
         """Why a link to a paired device that answers cannot be, by device id; a live view."""
         return self._unlinkable
+
+    @property
+    def dial_failures(self) -> Mapping[str, str]:
+        """How the newest dial to a paired device ended, by device id, since it was linked last; a live view."""
+        return self._dial_failures
 
     async def start(self, user: LinkUser) -> None:
         """Listens, and dials what the address book says. Raises ListenError."""
@@ -206,6 +212,7 @@ class Links:
     def drop(self, device: str, reason: str) -> None:
         """Ends the link to a device, e.g. because it was unpaired."""
         self._unlinkable.pop(device, None)
+        self._dial_failures.pop(device, None)
         link = self._linked.get(device)
         if link is not None:
             link.connection.refuse(reason)
@@ -271,6 +278,9 @@ class Links:
                 await greeting.finish(None)
         except NOT_LINKED as error:
             log.debug("dialling %s: %s", dial.address, error)
+            device = dial.device
+            if device is not None and device not in self._linked and self._book.is_pinned(device):
+                self._dial_failures[device] = str(error) or type(error).__name__
 
     # Accepting
 
@@ -387,6 +397,7 @@ class Links:
         connection.on_violated = functools.partial(self._violated, device)
         self._linked[device] = link
         self._unlinkable.pop(device, None)
+        self._dial_failures.pop(device, None)
         if there is not None:
             if not there.connection.closing:  # who is refused has still to read why
                 there.connection.close("a better link has replaced it")

@@ -125,6 +125,11 @@ class Discovery:
         self._tasks = TaskSet("discovery")
         self.warning: str | None = None
 
+    @property
+    def interfaces(self) -> tuple[str, ...]:
+        """The names of those that this daemon is announced on now; none while mDNS is impossible."""
+        return tuple(interface.name for interface in self._bound)
+
     async def start(self) -> None:
         """Opens the sockets, or sets `warning`. Announcing goes on in a task."""
         await self._follow_interfaces()

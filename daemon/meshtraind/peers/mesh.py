@@ -36,6 +36,7 @@ from meshwire.messages.local import (
     Unpair,
     Unpaired,
 )
+from meshwire.messages.network import DeviceSeen, NetworkView
 from meshwire.text import printable
 
 log = logging.getLogger(__name__)
@@ -199,6 +200,38 @@ class Mesh:
         ]
         order = {"linked": 0, "paired": 1, "waiting": 2, "seen": 3}
         return tuple(sorted(rows, key=lambda row: (order[row.state], row.name, row.device)))
+
+    def network(self) -> NetworkView:
+        """What this daemon sees of the network, and why it is not linked with whom."""
+        return NetworkView(
+            host=self._settings.listen_host,
+            port=self._links.port,
+            mdns=self._discovery is not None,
+            interfaces=self._interfaces(),
+            devices=tuple(map(self._seen, self.peers())),
+        )
+
+    def _interfaces(self) -> tuple[str, ...]:
+        if self._discovery is not None:
+            return self._discovery.interfaces
+        try:
+            usable = usable_interfaces(self._settings.interfaces)
+        except InterfaceError:  # what was named is not up now: there is none
+            return ()
+        return tuple(one.name for one in usable if reachable_addresses((one,), self._settings.listen_host))
+
+    def _seen(self, peer: PeerSummary) -> DeviceSeen:
+        sighting, link = self._sightings.get(peer.device), self.node.links.get(peer.device)
+        failed = self._links.dial_failures.get(peer.device)
+        return DeviceSeen(
+            device=peer.device,
+            name=peer.name,
+            state=peer.state,
+            addresses=self._book.addresses_of(peer.device) if link is None else (link.listens_at,),
+            announced_version=None if sighting is None else sighting.wire_version,
+            refused=peer.refused,
+            dial_failed=None if failed is None else printable(failed)[: limits.REFUSAL_CHARS_MAX],
+        )
 
     def _added_by(self, pin: Pin) -> str | None:
         return None if pin.added_by == self.node.device else self.introducer.described(pin).added_by

@@ -236,6 +236,23 @@ async def test_one_sided_trust_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
+async def test_how_the_newest_dial_ended_is_known_until_there_is_a_link(tmp_path: Path) -> None:
+    """For `meshtrain doctor`; of paired devices alone, and no longer than they are."""
+    async with devices(tmp_path, "anna", "bert", "cleo") as (anna, bert, cleo):
+        nobody = Address(host="127.0.0.1", port=1)
+        for device in (bert.id, cleo.id):
+            anna.book.learn(device, nobody, Source.MDNS, time.monotonic())
+        anna.links.dial_now()
+        await until(lambda: len(anna.links.dial_failures) == 2, "two dials that nobody takes")
+        assert "127.0.0.1" in anna.links.dial_failures[bert.id]
+        anna.dial(bert.address)
+        await until(lambda: linked(anna, bert), "the link")
+        assert anna.links.dial_failures.keys() == {cleo.id}
+        anna.links.drop(cleo.id, "unpaired")
+        assert not anna.links.dial_failures
+
+
+@pytest.mark.asyncio
 async def test_identity_is_the_key_and_not_the_address(tmp_path: Path) -> None:
     """An address that turns out to be another device's links that device, and is no longer believed to be bert's."""
     async with devices(tmp_path, "anna", "bert", "cleo") as (anna, bert, cleo):

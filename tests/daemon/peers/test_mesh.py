@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshtraind.app import App
+from meshtraind.peers.mdns import Sighting
 from meshtraind.trust.identity import Identity, load_or_create
 from meshtraind.trust.pins import Pin, PinsError, PinTable
 from meshwire.addresses import Address
@@ -88,3 +89,19 @@ async def test_who_joined_is_told_for_a_day_by_whatever_clock(tmp_path: Path, be
         await knows(tmp_path, bert, introduced=True, added_at=time.time() - ago_s)
         async with running(config(tmp_path, "anna")) as (anna,):
             assert [one.name for one in anna.mesh.joined] == (["bert"] if told else [])
+
+
+@pytest.mark.asyncio
+async def test_the_doctor_is_told_where_others_may_be_and_why_there_is_no_link(tmp_path: Path, bert: Identity) -> None:
+    """Also what mDNS shows of them, and on which interfaces this device is announced."""
+    await knows(tmp_path, bert, introduced=False)
+    async with running(config(tmp_path, "anna")) as (anna,):
+        view = anna.mesh.network()
+        assert (view.host, f"{view.host}:{view.port}") == ("127.0.0.1", anna.mesh.listen)
+        (seen,) = view.devices
+        assert (seen.device, seen.name, seen.state, seen.addresses) == (bert.device_id, "bert", "paired", (AT,))
+        assert (seen.announced_version, seen.refused) == (None, None)
+        anna.mesh.sighted(Sighting(bert.device_id, ("192.0.2.8",), 29610, "bert", 12, False))
+        (seen,) = anna.mesh.network().devices
+        assert seen.announced_version == 12
+        assert set(seen.addresses) == {AT, Address(host="192.0.2.8", port=29610)}

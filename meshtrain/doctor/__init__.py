@@ -1,0 +1,1 @@
+"""`meshtrain doctor`: why laptops do not meet, or are slow."""
