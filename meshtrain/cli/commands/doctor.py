@@ -110,15 +110,16 @@ def _show(facts: Facts, findings: tuple[Finding, ...]) -> None:
         on = "" if finding.where is None else f"on {finding.where}: "
         screen.print(printable_lines(f"{INDENT}{on}{finding.mend}"), style="bold")  # in one piece, to be copied
         print()
+    away = [laptop for laptop in facts.apart() if laptop.state == "paired" and not laptop.there]
     if not findings:
-        print("nothing wrong was found")
+        # Of a laptop that is silent nothing is known from here: what keeps it away may be wrong over there.
+        print("nothing wrong was found here" if away else "nothing wrong was found")
     say(f"Looked at: {', '.join(printable_lines(one) for one in facts.looked_at)}.")
     for gap in facts.unknown:
         how = "" if gap.command is None else f": {gap.command}"
         say(printable_lines(f"Not looked at: {gap.what} ({gap.why}){how}"), style="yellow")
-    for laptop in facts.apart():
-        if laptop.state == "paired" and not laptop.there:
-            say(printable_lines(_away(laptop)))
+    for laptop in away:
+        say(printable_lines(_away(laptop)))
     if not facts.daemon.running:
         say("No daemon runs on this laptop, so no other can meet it. Next: meshtrain up")
     elif not findings and not any(one.state == "linked" for one in facts.laptops):
@@ -129,4 +130,4 @@ def _away(laptop: OtherLaptop) -> str:
     where = f" at {laptop.address}" if laptop.address else ""
     if laptop.reach is Reach.REFUSED:
         return f"A machine answers{where}, where {laptop.name} was, and no daemon listens there: is it down?"
-    return f"{laptop.name} does not answer{where}: is it on, and in this network?"
+    return f"{laptop.name} does not answer{where}. If it is on and in this network: meshtrain doctor there."
