@@ -15,6 +15,9 @@ from meshtraind.bench.report import Memory, Report, Series
 from meshtraind.bench.settings import ROUND_TIMEOUT_S, WARM_UP_ROUNDS, BenchError, Settings, Station
 from meshtraind.bench.worker import Worker, ask_all
 
+# A daemon has it for itself (M3). With a thread a core, those of the two ranks' BLAS spin against each other, and a round
+# takes two to four times as long.
+AS_A_DAEMON = {"OPENBLAS_NUM_THREADS": "1"}
 START_DELAY_S = 0.05  # for the commands to reach all ranks before the common start
 
 
@@ -44,7 +47,7 @@ def _peers(settings: Settings, stations: Sequence[Station], folder: Path) -> lis
             argv += ["--topology", settings.topology]
         if settings.tls:
             argv += ["--folder", str(folder / f"rank{rank}")]
-        workers.append(Worker(f"meshtrain rank {rank}", argv))
+        workers.append(Worker(f"meshtrain rank {rank}", argv, AS_A_DAEMON))
     return workers
 
 

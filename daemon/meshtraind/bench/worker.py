@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -16,11 +17,16 @@ Answer = Mapping[str, Any]
 
 
 class Worker:
-    """One process of the benchmark. Its standard error is kept, and shown when it fails."""
+    """One process of the benchmark. Its standard error is kept, and shown when it fails.
 
-    def __init__(self, name: str, argv: Sequence[str]) -> None:
+    Args:
+        environment: variables beside this process's own.
+    """
+
+    def __init__(self, name: str, argv: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         self.name = name
         self._argv = argv
+        self._environment = {**os.environ, **(environment or {})}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop()
         self._process: asyncio.subprocess.Process | None = None
 
@@ -32,6 +38,7 @@ class Worker:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=self._errors,
+                env=self._environment,
                 limit=LINE_BYTES_MAX,
             )
         except OSError as error:
