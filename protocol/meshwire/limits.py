@@ -94,6 +94,10 @@ RESULTS_S_MAX = 90 * 86_400.0  # after their end they are: a quarter to fetch wh
 BLOB_CACHE_BYTES_MAX = 20 * 1024 * MIB  # of blobs that no live job holds: shipped once, but not kept for ever
 
 # Job history
+REQUIREMENTS_MAX = 200  # packages that a job may ask for
+REQUIREMENT_CHARS_MAX = 300
+MODULES_MAX = 256  # that a script imports, which are looked for before it is shipped
+MODULE_CHARS_MAX = 100
 JOB_SPEC_BYTES_MAX = 64 * KIB  # arguments and environment of one job, packed or as JSON
 JOBS_REMEMBERED_MAX = 1000  # that have ended; no more are listed
 UNBEGUN_REMEMBERED_MAX = 100  # of them: that never began, so that offers in a loop drive out nothing that was trained

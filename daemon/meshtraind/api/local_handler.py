@@ -21,11 +21,13 @@ from meshwire.messages.local import (
     AskTogether,
     Attach,
     Cancel,
+    EnvironmentMade,
     GetJobs,
     GetPeers,
     GetStatus,
     Leave,
     LinkTraffic,
+    MakeEnvironment,
     MeasureLinks,
     OpenDashboard,
     PairAccept,
@@ -37,6 +39,7 @@ from meshwire.messages.local import (
     Shutdown,
     Status,
     Submit,
+    SubmitProgress,
     Unpair,
     Watch,
     Watched,
@@ -132,6 +135,8 @@ class LocalHandler:
                 return Found(jobs=await questions.find(body.prefix))
             case Submit() | Resubmit():
                 return await self._jobs.submissions.submit(body, emit)
+            case MakeEnvironment():
+                return await self._environment(body, emit)
             case Watch():
                 return await questions.watch(body, self._with_joined(emit))
             case Cancel():
@@ -161,6 +166,11 @@ class LocalHandler:
                 self._shutdown()
                 return Done()
         raise RequestFailed(f"a client may not ask for {type(body).__name__}")
+
+    async def _environment(self, body: MakeEnvironment, emit: Emit) -> EnvironmentMade:
+        environments = self._jobs.admission.environments
+        python = await environments.make(body.requirements, lambda doing: emit(SubmitProgress(text=doing)))
+        return EnvironmentMade(python=str(python))
 
     def _status(self) -> Status:
         mesh = self._mesh

@@ -2,6 +2,7 @@
 
 import logging
 
+from meshtraind.environments.packages import lacking_modules
 from meshtraind.jobs.queries import JobQueries
 from meshtraind.jobs.routing import JobRouter
 from meshtraind.measuring.measuring import Measuring
@@ -13,7 +14,18 @@ from meshwire.frames.header import Header
 from meshwire.message_base import Wire
 from meshwire.messages.envelope import Done
 from meshwire.messages.generation import AskModel, AskState, CatchUp, FetchRound, Invite
-from meshwire.messages.job import AskCheckpoint, Fetch, Find, Found, ListCheckpoints, ListOutputs, Offer, Prepare
+from meshwire.messages.job import (
+    AskCheckpoint,
+    AskPackages,
+    Fetch,
+    Find,
+    Found,
+    LackingPackages,
+    ListCheckpoints,
+    ListOutputs,
+    Offer,
+    Prepare,
+)
 from meshwire.messages.link import AskLinked, Introductions, LinkedDevices
 from meshwire.messages.local import Cancel
 from meshwire.messages.measuring import AskSpeed, MeasureLink, ProbeEnd, ProbeTaken
@@ -76,6 +88,8 @@ class PeerHandler:
             case Cancel():
                 await self._questions.cancel(body, conn.name, forward=False)
                 return Done()
+            case AskPackages():
+                return LackingPackages(modules=await lacking_modules(body.modules))
             case AskLinked():
                 return LinkedDevices(devices=tuple(self._node.links))
             case MeasureLink():

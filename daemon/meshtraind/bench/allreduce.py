@@ -15,8 +15,8 @@ from meshtraind.bench.report import Memory, Report, Series
 from meshtraind.bench.settings import ROUND_TIMEOUT_S, WARM_UP_ROUNDS, BenchError, Settings, Station
 from meshtraind.bench.worker import Worker, ask_all
 
-# A daemon has it for itself (M3). With a thread a core, those of the two ranks' BLAS spin against each other, and a round
-# takes two to four times as long.
+# A daemon has it for itself (M3). With a thread for each core the ranks' BLAS threads spin against each other, and a
+# round takes two to four times as long.
 AS_A_DAEMON = {"OPENBLAS_NUM_THREADS": "1"}
 START_DELAY_S = 0.05  # for the commands to reach all ranks before the common start
 

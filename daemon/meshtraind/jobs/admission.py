@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from meshtraind.environments.environments import Environments
 from meshtraind.jobs.file_intake import Intake
 from meshtraind.jobs.registry import JobRegistry
 from meshtraind.jobs.revival import Revivals
@@ -82,6 +83,7 @@ class Admission:
 
     Attributes:
         revivals: those of `left` that this device may begin again, with others that have lost them, too.
+        environments: what jobs that bring a list of packages run in.
     """
 
     def __init__(self, node: Node, registry: JobRegistry, tasks: TaskSet, left: dict[str, JobFile]) -> None:
@@ -90,6 +92,7 @@ class Admission:
         self._tasks = tasks
         self._left = left
         self.revivals = Revivals(node, left)
+        self.environments = Environments(node.data_dir)
         self._before: dict[str, JobRecord] = {}  # what was known of jobs that are about to begin again
         self._where: dict[str, tuple[str, Where]] = {}  # who has told meanwhile that they go on, by job
         self._began_s = time.monotonic()
@@ -416,7 +419,8 @@ class Admission:
         return None
 
     async def _take_in(self, job: Job, source_device: str) -> None:
-        """Fetches the files from a device that has them, and tells the submitter."""
+        """Fetches the files from a device that has them, installs the packages that the job asks for, and tells the
+        submitter."""
         last_s = 0.0
         loop = asyncio.get_running_loop()
 
@@ -428,11 +432,17 @@ class Admission:
                 last_s = loop.time()
                 self._tell_progress(job, done_bytes, total_bytes, ready=False, error=None)
 
+        def on_installing(doing: str) -> None:
+            if job.ended:
+                raise RequestFailed("the job has ended")
+            self._tell_progress(job, 0, 0, ready=False, error=None, doing=doing)
+
         try:
             if job.begins:
                 await self._fetch(job, source_device, on_progress)
             else:
                 await self._fetch_from_any(job, source_device, on_progress)
+            await self.environments.make(job.spec.requirements, on_installing)
         except (BlobError, RequestFailed, ConnectionEnded, TimeoutError, OSError) as error:
             if not job.ended:
                 self.end_unstarted(job, JobEvent.FAIL, str(error))
@@ -485,11 +495,13 @@ class Admission:
             if job.ended:
                 raise RequestFailed("the job has ended")
 
-    def _tell_progress(self, job: Job, done_bytes: int, total_bytes: int, *, ready: bool, error: str | None) -> None:
+    def _tell_progress(
+        self, job: Job, done_bytes: int, total_bytes: int, *, ready: bool, error: str | None, doing: str | None = None
+    ) -> None:
         if not job.begins:
             return  # nobody waits for it
         report = FilesProgress(
-            job=job.spec.job, done_bytes=done_bytes, total_bytes=total_bytes, ready=ready, error=error
+            job=job.spec.job, done_bytes=done_bytes, total_bytes=total_bytes, ready=ready, error=error, doing=doing
         )
         if job.spec.submitter == self._node.device:
             self.files_progress(self._node.device, report)

@@ -50,6 +50,7 @@ class Housekeeper:
             try:
                 await self.expire_results()
                 await asyncio.to_thread(self._node.blobs.trim)
+                await self._admission.environments.trim()
             except (OSError, BlobError) as error:
                 log.warning("what has expired could not be deleted: %s", error)
             await asyncio.sleep(EXPIRY_INTERVAL_S)

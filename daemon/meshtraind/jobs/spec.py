@@ -77,6 +77,7 @@ def make_spec(
         independent=body.independent,
         partition_wait=body.partition_wait,
         prediction=body.prediction,
+        requirements=body.requirements,
     )
 
 

@@ -3,7 +3,9 @@
 import asyncio
 import logging
 import os
+from importlib.metadata import packages_distributions
 
+from meshtraind.environments.packages import lacking_modules
 from meshtraind.jobs.admission import PROGRESS_INTERVAL_S, Admission
 from meshtraind.jobs.checkpoint_search import CheckpointSearch, NoCheckpointError, Resumed
 from meshtraind.jobs.registry import Dialler
@@ -20,11 +22,13 @@ from meshwire.collectives.strategy import Topology, collective_for, topology_of
 from meshwire.jobs.lifecycle import job_number
 from meshwire.message_base import Wire
 from meshwire.messages.job import (
+    AskPackages,
     Commit,
     End,
     FilesProgress,
     Generation,
     JobSpec,
+    LackingPackages,
     Member,
     Offer,
     OfferReply,
@@ -39,6 +43,7 @@ log = logging.getLogger(__name__)
 
 OFFER_TIMEOUT_S = 20.0
 PREPARE_TIMEOUT_S = 20.0
+PACKAGES_TIMEOUT_S = 20.0
 FILES_SILENCE_TIMEOUT_S = 120.0  # a member that receives files says so more often
 OFFER_REPEAT_S = 60.0  # while others still receive the files; who hears nothing for OFFER_SILENCE_S_MAX forgets it
 DRY_RUN_JOB = "0" * 12
@@ -74,6 +79,8 @@ class Submission:
         members, notes = choose_members(self._node, body.on, body.peers, body.peers_max, linked)
         if body.peers_max is not None and body.peers_max > len(members):
             notes.append(f"devices that are paired or wake up while it runs join it, up to {body.peers_max} in all")
+        if isinstance(body, Submit) and body.modules and not body.requirements:
+            await self._check_packages(body, members, notes)
         if isinstance(body, Submit) and body.dry_run:
             self._settings(body, members, notes)
             files = await asyncio.to_thread(describe_size, body)
@@ -132,6 +139,42 @@ class Submission:
         except BlobError as error:
             raise RequestFailed(f"{node.name}: {error}") from error
         return make_spec(body, sync, node.device, files_ref, data_ref, resumed)
+
+    async def _check_packages(self, body: Submit, members: tuple[Member, ...], notes: list[str]) -> None:
+        """Sees to it, before anything is shipped, that no script ends at its imports.
+
+        Raises RequestFailed, which names for each member what its script would not find.
+        """
+        self._emit(SubmitProgress(text="looking for the script's packages"))
+        found = await asyncio.gather(*(self._lacking(body, member) for member in members))
+        known = await asyncio.to_thread(packages_distributions)
+        wanted: dict[str, None] = {}
+        lacks = []
+        for member, lacking in zip(members, found, strict=True):
+            if isinstance(lacking, str):
+                notes.append(f"which packages {member.name} has is not known: {lacking}")
+            elif lacking:
+                packages = [known.get(module, [module])[0] for module in lacking]
+                wanted.update(dict.fromkeys(packages))
+                lacks.append(f"{member.name} has no {', '.join(packages)}")
+        if lacks:
+            raise RequestFailed(
+                f"{'; '.join(lacks)}, which {body.script} imports. Next: pip install {' '.join(wanted)} there; or "
+                "write them into requirements.txt, and meshtrain submit -r requirements.txt installs them everywhere "
+                "for this job"
+            )
+
+    async def _lacking(self, body: Submit, member: Member) -> tuple[str, ...] | str:
+        """The modules that a member does not have, or why that is not known."""
+        try:
+            if member.device == self._node.device:
+                return await lacking_modules(body.modules)
+            answer = await self._link(member).request(
+                AskPackages(modules=body.modules), timeout_s=PACKAGES_TIMEOUT_S, name=f"packages of {member.name}"
+            )
+        except (RequestFailed, ConnectionEnded, TimeoutError) as error:
+            return str(error)
+        return answer.modules if isinstance(answer, LackingPackages) else f"it answered {type(answer).__name__}"
 
     def _settings(self, body: Submit, members: tuple[Member, ...], notes: list[str]) -> SyncSettings:
         """Reads what was typed, and adds to the notes what the person should know. Raises RequestFailed."""
@@ -249,6 +292,9 @@ class Submission:
                 slowest = max(reports, key=lambda report: report.total_bytes - report.done_bytes)
                 travels = slowest.done_bytes < slowest.total_bytes
                 text = f"sending files to {shown}" if travels else f"putting files in place: {shown}"
+                doing = {names[device]: told for device in waiting if (told := self._doing(device))}
+                if doing and not travels:
+                    text = f"{next(iter(doing.values()))}: {', '.join(doing)}"
                 self._emit(SubmitProgress(text=text, done_bytes=slowest.done_bytes, total_bytes=slowest.total_bytes))
             self._changed.clear()
             try:
@@ -257,6 +303,9 @@ class Submission:
                 heard_s = loop.time()
             except TimeoutError:
                 continue
+
+    def _doing(self, device: str) -> str | None:
+        return self.progress[device].doing if device in self.progress else None
 
     def _ready(self, device: str) -> bool:
         return device in self.progress and self.progress[device].ready

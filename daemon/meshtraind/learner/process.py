@@ -47,14 +47,16 @@ class LearnerProcess:
         folder: the job's working directory, with the script in it.
         log: receives stdout and stderr.
         memory: inherited by descriptor; it survives the learner.
+        python: the interpreter that runs the script.
     """
 
-    def __init__(self, folder: Path, spec: JobSpec, log: Path, memory: SharedMemory) -> None:
+    def __init__(self, folder: Path, spec: JobSpec, log: Path, memory: SharedMemory, python: Path) -> None:
         self._folder = folder
         self._spec = spec
         self._record = log.with_suffix(RECORD_SUFFIX)
         self._log = log
         self._memory = memory
+        self._python = python
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -75,7 +77,7 @@ class LearnerProcess:
                 "-IS",  # the launcher needs nothing but the standard library
                 str(LAUNCH),
                 str(os.getpid()),
-                sys.executable,
+                str(self._python),
                 "-u",
                 str(SCRIPT_RUN),
                 str(self._record.absolute()),

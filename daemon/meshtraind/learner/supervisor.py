@@ -5,6 +5,7 @@ import time
 from dataclasses import dataclass
 from enum import Enum
 
+from meshtraind.environments.environments import python_of
 from meshtraind.learner.environment import learner_environment
 from meshtraind.learner.process import LearnerProcess
 from meshtraind.learner.script_error import ScriptError
@@ -123,7 +124,8 @@ class LearnerSupervisor:
                 return False
             self.starts += 1
             self.given_up = False
-            self._learner = LearnerProcess(job.folder / SOURCE, job.spec, log, memory)
+            python = python_of(self._node.data_dir, job.spec.requirements)
+            self._learner = LearnerProcess(job.folder / SOURCE, job.spec, log, memory, python)
             environment = learner_environment(job.spec, threads=self._threads)
             self._revoke()
             self._token = self._node.entrance.learners.issue(job.spec.job)

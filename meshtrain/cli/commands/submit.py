@@ -1,10 +1,11 @@
 """`submit`: packs the working directory, hands it to the daemon, and follows the job."""
 
+import sys
 import tempfile
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +14,7 @@ from meshtrain.cli.planning.script_profiles import Shipped
 from meshtrain.cli.submission.dry_run import MemoryNeeds, memory_of_members, show_dry_run
 from meshtrain.cli.submission.measuring import NotMeasured, measure
 from meshtrain.cli.submission.peers import peers_wanted
+from meshtrain.cli.submission.requirements import interpreter_with, read_requirements
 from meshtrain.cli.submission.resume import check_alone, resume_from
 from meshtrain.cli.submission.send_and_follow import send, started
 from meshtrain.cli.submission.shipping import DATA_FOLDER, data_place, pack, relative_script, write
@@ -34,6 +36,9 @@ from meshwire.planning.choose import Pinned
 from meshwire.planning.quality import Quality
 from meshwire.sync_modes.codec_for_mode import codec_of
 from meshwire.sync_modes.mode import SyncSettings, sync_settings
+
+if TYPE_CHECKING:
+    from meshtrain.packing.tree import Packed
 
 # Options of this command that no training script has: who types one behind SCRIPT means it for the job.
 NEVER_THE_SCRIPTS = frozenset(
@@ -80,6 +85,16 @@ def submit(
     exclude: Annotated[list[str] | None, typer.Option("--exclude", metavar="GLOB", help="Do not ship these.")] = None,
     env: Annotated[
         list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Environment variable of the script.")
+    ] = None,
+    requirements: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--requirements",
+            "-r",
+            metavar="FILE",
+            help="Packages that the script needs, installed on every device into an environment for this job, beside "
+            "its own torch: requirements.txt, or the dependencies of pyproject.toml; repeatable.",
+        ),
     ] = None,
     sync: Annotated[
         str | None,
@@ -242,6 +257,8 @@ def submit(
     --codec, --topology, --peers and --on stays. Links and a few steps of SCRIPT are measured for that, once. Where one
     device alone is faster it trains alone; on a terminal you are asked.
 
+    What the script imports is looked for on all devices first; -r has it installed.
+
     Ships the working directory without what .gitignore names, and without secrets such as .env, .ssh or *.pem, of which
     a line tells. Everything after SCRIPT is the script's, but for a -- right behind it. The exit code is the job's
     outcome: 0 succeeded, 1 failed, 3 lost, 130 cancelled.
@@ -286,13 +303,18 @@ def submit(
             f"{human_bytes(limits.JOB_SPEC_BYTES_MAX)} are sent",
             "a file beside the script",
         )
+    packages = read_requirements(requirements or ())
     with connected(data_dir) as client, tempfile.TemporaryDirectory(prefix="meshtrain-") as folder:
         with Stages() as stages:
             source, shipped_data = pack(root, relative, data, include or (), exclude or (), stages)
         place = None if data is None else data_place(root, data, source.manifest)
+        python = sys.executable
+        if packages:
+            with Stages() as stages:
+                python = interpreter_with(client, packages, stages)
         chosen = typed
         if plans:
-            shipped = Shipped(relative, source, shipped_data, place, own_args, environment)
+            shipped = Shipped(relative, source, shipped_data, place, own_args, environment, python)
             chosen = choose(shipped, typed, quality, data_dir, asks=at_terminal() and not (json or dry_run))
             settings, chosen_codec, chosen_masks = _settings(
                 chosen.sync,
@@ -329,6 +351,8 @@ def submit(
             independent=independent,
             partition_wait=waits,
             prediction=chosen.prediction,
+            requirements=packages,
+            modules=_modules(source, relative, environment),
             checkpoint_every=checkpoint_every,
             resume=None if resume is None else resume_from(client, resume),
         )
@@ -344,7 +368,7 @@ def submit(
             try:
                 with Stages() as stages:
                     measurement = measure(
-                        root, relative, own_args, dict(environment), data, settings, chosen_codec, stages
+                        root, relative, own_args, dict(environment), data, settings, chosen_codec, stages, python
                     )
                 available = memory_of_members(client, submitted.members)
                 memory = MemoryNeeds(
@@ -421,6 +445,15 @@ def _settings(
         return settings, chosen_codec, masks_of(masks, settings, chosen_codec)
     except ValueError as error:
         raise BadCommandLine(str(error)) from None
+
+
+def _modules(source: "Packed", script: str, environment: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """What the script imports, to be looked for everywhere; nothing where its owner says where modules are found."""
+    from meshtrain.packing.imports import modules_needed
+
+    if any(name.startswith("PYTHON") for name, _ in environment):
+        return ()
+    return modules_needed(source.manifest, source.root, script)[: limits.MODULES_MAX]
 
 
 def _waits(typed: str | None) -> PartitionWait | None:

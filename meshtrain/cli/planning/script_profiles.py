@@ -5,6 +5,7 @@ import hashlib
 import json
 import platform
 import shutil
+import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -39,6 +40,7 @@ class Shipped:
         source: the working directory.
         data: the data folder; `data_place` is where the script finds it below the working directory.
         args, env: the script's.
+        python: the interpreter that runs it here.
     """
 
     script: str
@@ -47,13 +49,14 @@ class Shipped:
     data_place: str | None
     args: Sequence[str]
     env: Sequence[tuple[str, str]]
+    python: str = sys.executable
 
     def key(self) -> str:
         """Names all that decides how it steps on this machine."""
         decides = [
             self.source.manifest.digest().hex(),
             None if self.data is None else self.data.manifest.digest().hex(),
-            *(self.data_place, self.script, list(self.args), list(self.env)),
+            *(self.python, self.data_place, self.script, list(self.args), list(self.env)),
             *(processor_model(), platform.python_version(), [_version(name) for name in VERSIONS]),
         ]
         return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
@@ -73,7 +76,7 @@ def profile(shipped: Shipped, data_dir: Path | None, stages: Stages) -> tuple[Tr
         root = Path(name)
         _lay_out(shipped, root)
         data = None if shipped.data is None else shipped.data.root
-        traced = trace(root, shipped.script, shipped.args, dict(shipped.env), data, stages, TIMEOUT_S)
+        traced = trace(root, shipped.script, shipped.args, dict(shipped.env), data, stages, TIMEOUT_S, shipped.python)
     if programs.part() < NOTABLE_PART:
         _keep(file, traced)
     return traced, programs.note()

@@ -59,6 +59,7 @@ def measure(
     sync: SyncSettings,
     codec: CodecSpec,
     stages: Stages,
+    python: str = sys.executable,
 ) -> Measurement:
     """What `script` prepares, run in `root` as a learner of a job with this `sync` and `codec` would run it.
 
@@ -69,7 +70,7 @@ def measure(
     asked = {MEASURE_SYNC_VARIABLE: sync.text(), MEASURE_CODEC_VARIABLE: str(codec)}
     written = _run(
         root,
-        [script, *args],
+        [python, script, *args],
         {**env, **asked},
         data,
         _Awaited(
@@ -91,6 +92,7 @@ def trace(
     data: Path | None,
     stages: Stages,
     timeout_s: float = MEASURE_TIMEOUT_S,
+    python: str = sys.executable,
 ) -> TracedScript:
     """How `script` steps, run in `root` alone for at most TRACED_STEPS steps behind `mt.prepare`.
 
@@ -103,7 +105,7 @@ def trace(
     }
     written = _run(
         root,
-        [script, *args],
+        [python, script, *args],
         {**env, **asked},
         data,
         _Awaited(
@@ -139,7 +141,7 @@ def _run(
             variables[SCRIPT_DATA_VARIABLE] = str(data.resolve())
         with (Path(folder) / "output").open("w+b") as output:
             process = subprocess.Popen(
-                [sys.executable, *argv],
+                argv,
                 cwd=root,
                 env=variables,
                 stdin=subprocess.DEVNULL,
@@ -153,7 +155,7 @@ def _run(
                 _end(process)
             if not file.exists():
                 how = f"ended with exit code {code}" if code else "ended"
-                raise NotMeasured(f"{argv[0]} {how} {awaited.too_early}{_tail(output)}", failed=code != 0)
+                raise NotMeasured(f"{argv[1]} {how} {awaited.too_early}{_tail(output)}", failed=code != 0)
         return file.read_bytes()
 
 

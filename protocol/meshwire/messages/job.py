@@ -25,6 +25,15 @@ Count = Annotated[int, Field(ge=0)]
 RelativePath = Annotated[str, Field(min_length=1, max_length=limits.PATH_CHARS_MAX)]
 
 
+# A package as of PEP 508, in a line of its own: begun like a name, so that no installer takes it for an option.
+PackageWanted = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9][^\x00-\x1f\x7f]*$", max_length=limits.REQUIREMENT_CHARS_MAX)
+]
+PackagesWanted = Annotated[tuple[PackageWanted, ...], Field(max_length=limits.REQUIREMENTS_MAX)]
+ModuleName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=limits.MODULE_CHARS_MAX)]
+ModuleNames = Annotated[tuple[ModuleName, ...], Field(max_length=limits.MODULES_MAX)]
+
+
 class BlobRef(Wire):
     """A content-addressed blob."""
 
@@ -87,6 +96,7 @@ class JobSpec(Wire):
     independent: bool = False  # each device may train by itself: a job without a round is none that has failed
     partition_wait: PartitionWait | None = None  # of a part that is not entitled to go on; None: follows from patience
     prediction: Prediction | None = None  # None: nothing was predicted
+    requirements: PackagesWanted = ()  # packages for an environment of the script's own; none: the daemon's
 
 
 class Member(Wire):
@@ -159,6 +169,20 @@ class Generation(Wire):
         return {rank: self.members[rank] for rank in self.ranks}
 
 
+@message("packages.ask")
+class AskPackages(Wire):
+    """Request: which of these top-level modules could a script there not import? Reply: `LackingPackages`."""
+
+    modules: ModuleNames
+
+
+@message("packages.lacking")
+class LackingPackages(Wire):
+    """Reply."""
+
+    modules: ModuleNames
+
+
 @message("job.offer")
 class Offer(Wire):
     """Request: will you take part? The member starts to fetch the files and answers with `OfferReply`."""
@@ -176,13 +200,17 @@ class OfferReply(Wire):
 
 @message("job.files")
 class FilesProgress(Wire):
-    """Member to submitter: how far the files are. `error` ends the job; `ready` when all lie in place."""
+    """Member to submitter: how far the files are. `error` ends the job; `ready` when all lie in place.
+
+    `doing`: what is done when they are, for a person to read: packages are installed.
+    """
 
     job: JobId
     done_bytes: Count
     total_bytes: Count
     ready: bool
     error: Text | None
+    doing: Text | None = None
 
 
 @message("fetch")

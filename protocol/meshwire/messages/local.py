@@ -19,6 +19,8 @@ from meshwire.messages.job import (
     GivenUpTag,
     JobSummary,
     Member,
+    ModuleNames,
+    PackagesWanted,
     Prediction,
     RelativePath,
     Text,
@@ -298,6 +300,22 @@ class Submit(Wire):
     independent: bool = False  # as of `JobSpec`
     partition_wait: PartitionWait | None = None  # as of `JobSpec`
     prediction: Prediction | None = None  # as of `JobSpec`
+    requirements: PackagesWanted = ()  # as of `JobSpec`
+    modules: ModuleNames = ()  # that the script imports, and are to be there
+
+
+@message("environment")
+class MakeEnvironment(Wire):
+    """Request: have an environment with these packages here. Events: `SubmitProgress`. Reply: `EnvironmentMade`."""
+
+    requirements: PackagesWanted
+
+
+@message("environment.made")
+class EnvironmentMade(Wire):
+    """Reply: the interpreter in it."""
+
+    python: AnyPath
 
 
 @message("resubmit")

@@ -65,6 +65,7 @@ class Invited:
         self.links = {member.device: link(member) for member in (ANNA, BERT)}
         self.node = SimpleNamespace(
             device=CLEO.device, name="cleo", member=CLEO, links=self.links, history=HISTORY,
+            data_dir=folder,
             software=SimpleNamespace(torch="2.0"), job_folder=lambda job: folder / job,
             blobs=SimpleNamespace(release=lambda _job: None, trim=lambda: None),
         )  # fmt: skip

@@ -466,9 +466,9 @@ def life(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LearnerSupervisor:
     monkeypatch.setattr(learnerlife, "learner_environment", lambda *_args, **_options: {})
     monkeypatch.setattr(SlowProcess, "alive", set())
     monkeypatch.setattr(SlowProcess, "started", 0)
-    spec = SimpleNamespace(job=JOB, script="train.py", args=())
+    spec = SimpleNamespace(job=JOB, script="train.py", args=(), requirements=())
     job = SimpleNamespace(folder=tmp_path, rank=0, spec=spec, members=(1, 2))
-    node = SimpleNamespace(entrance=SimpleNamespace(address="", learners=LearnerTokens()))
+    node = SimpleNamespace(entrance=SimpleNamespace(address="", learners=LearnerTokens()), data_dir=tmp_path)
     return LearnerSupervisor(cast(Any, node), cast(Any, job), 1)
 
 
@@ -911,7 +911,7 @@ async def test_a_link_that_breaks_on_the_way_back_costs_no_results(
     spec = SimpleNamespace(
         job=JOB, submitter=members[1].device, name="x", script="s", args=(), sync=sync_settings("bsp"), codec="fp32",
         topology="ring",
-        seed=0, created_at_s=0.0,
+        seed=0, created_at_s=0.0, requirements=(),
     )  # fmt: skip
     history = SimpleNamespace(put=lambda _record: None)
     job = Job(cast(Any, spec), members, 0, tmp_path, cast(Any, history), EntryMode.REJOIN)
@@ -919,6 +919,7 @@ async def test_a_link_that_breaks_on_the_way_back_costs_no_results(
     node = SimpleNamespace(device=members[0].device, links={members[1].device: SimpleNamespace(connection=Peer())})
     node.blobs = SimpleNamespace(release=lambda _job: None, trim=lambda: None)
     node.job_folder = lambda _job: tmp_path
+    node.data_dir = tmp_path
     tasks = TaskSet("test")
     returning = Admission(cast(Any, node), cast(Any, None), tasks, {})
     fetching = tasks.spawn(returning._take_in(job, members[1].device), "files")

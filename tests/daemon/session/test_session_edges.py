@@ -336,6 +336,7 @@ class Promised:
             name="c",
             links={member.device: SimpleNamespace(hello=member, connection=None) for member in members[:2]},
             job_folder=lambda _id: folder,
+            data_dir=folder,
         )
         self.node = node
         self.jobs = JobRouter(cast(Any, node), DialsNobody())
@@ -625,7 +626,7 @@ def board_of_one(monkeypatch: pytest.MonkeyPatch, folder: Path) -> JobRouter:
     history = cast(Any, SimpleNamespace(put=lambda _record: None))
     node = SimpleNamespace(
         device=who.device, name=who.name, member=who, links={}, blobs=BlobStore(folder / "blobs"), history=history,
-        job_folder=lambda id_: folder / "jobs" / id_, patience_s=5.0,
+        job_folder=lambda id_: folder / "jobs" / id_, patience_s=5.0, data_dir=folder,
         entrance=SimpleNamespace(address="", learners=LearnerTokens()),
         software=Software(meshtrain="0", python="3", torch=None, system="any"),
     )  # fmt: skip

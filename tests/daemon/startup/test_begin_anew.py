@@ -204,7 +204,7 @@ class Laptop:
         self.links: dict[str, Any] = {}
         node = SimpleNamespace(
             device=self.member.device, incarnation=1, name=self.member.name, member=self.member, links=self.links,
-            history=history, patience_s=2.0, blobs=BlobStore(folder / "blobs"),
+            history=history, patience_s=2.0, blobs=BlobStore(folder / "blobs"), data_dir=folder,
             job_folder=lambda job: folder / "jobs" / job,
             entrance=SimpleNamespace(address="", learners=LearnerTokens()),
             software=Software(meshtrain="0", python="3", torch=None, system="any"),

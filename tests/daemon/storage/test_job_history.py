@@ -351,7 +351,7 @@ def test_a_job_is_not_called_lost_while_its_members_are_looked_for(path: Path, m
     with closing(JobHistory(path, 5.0)) as before:
         before.put(record(1, JobState.RUNNING))
     with closing(JobHistory(path, 5.0)) as history:
-        node: Any = SimpleNamespace(history=history)
+        node: Any = SimpleNamespace(history=history, data_dir=path.parent)
         board: Any = SimpleNamespace(jobs={})
         left: Any = SimpleNamespace(generation=None)
         board.admission = Admission(node, board, cast(Any, None), {record(1).id: left})

@@ -87,7 +87,7 @@ async def test_a_daemon_deletes_what_has_expired_says_so_and_leaves_all_else_alo
         os.utime(make(jobs, name), (old_s, old_s) if name != unknown else None)
     node: Any = SimpleNamespace(
         device=device, name="anna", history=history, links={}, job_folder=lambda id_: jobs / id_,
-        blobs=BlobStore(tmp_path / "blobs"),
+        blobs=BlobStore(tmp_path / "blobs"), data_dir=tmp_path,
     )  # fmt: skip
     board = JobRouter(node, DialsNobody())
     board.housekeeper.keep_clean()

@@ -288,7 +288,7 @@ async def test_a_log_that_was_replaced_is_neither_served_nor_waited_for(
     memory = SharedMemory()
     try:
         with pytest.raises(OSError, match=r"'0.log' is no file but a pipe"):
-            await LearnerProcess(job, SPEC, log, memory).start({})
+            await LearnerProcess(job, SPEC, log, memory, Path(sys.executable)).start({})
     finally:
         memory.close()
     log.unlink()
@@ -304,11 +304,11 @@ def test_what_a_script_tells_of_its_error_is_read_from_a_file_only(
     memory = SharedMemory()
     try:
         pipes.make(job / "logs/0.error")
-        assert LearnerProcess(job, SPEC, job / "logs/0.log", memory).error() is None
+        assert LearnerProcess(job, SPEC, job / "logs/0.log", memory, Path(sys.executable)).error() is None
         assert "no file but a pipe" in caplog.text
         (job / "logs/0.error").unlink()
         (job / "logs/0.error").symlink_to(job.parents[1] / "identity/device.pem")
-        assert LearnerProcess(job, SPEC, job / "logs/0.log", memory).error() is None
+        assert LearnerProcess(job, SPEC, job / "logs/0.log", memory, Path(sys.executable)).error() is None
         assert "no file but a link" in caplog.text
     finally:
         memory.close()
