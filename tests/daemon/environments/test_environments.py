@@ -55,7 +55,10 @@ def ignored(_text: str) -> None:
 
 
 @pytest.mark.asyncio
-async def test_which_modules_a_script_would_not_find() -> None:
+async def test_which_modules_a_script_would_not_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies where the daemon was started is not there for a script."""
+    (tmp_path / "no_such_module_of_anybody.py").touch()
+    monkeypatch.chdir(tmp_path)
     assert await lacking_modules(("json", "no_such_module_of_anybody", "numpy")) == ("no_such_module_of_anybody",)
     assert await lacking_modules(()) == ()
 
@@ -64,6 +67,12 @@ async def test_which_modules_a_script_would_not_find() -> None:
 async def test_without_a_list_a_script_has_the_daemons_python(tmp_path: Path) -> None:
     assert await Environments(tmp_path).make((), ignored) == Path(sys.executable) == python_of(tmp_path, ())
     assert not list(tmp_path.iterdir())
+
+
+def test_each_list_has_an_environment_of_its_own_in_whatever_order(tmp_path: Path) -> None:
+    lists = [("einops",), ("wandb",), ("einops", "wandb"), ("einops>=0.8",)]
+    assert len({python_of(tmp_path, wanted) for wanted in lists}) == len(lists)
+    assert python_of(tmp_path, ("wandb", "einops")) == python_of(tmp_path, ("einops", "wandb"))
 
 
 @pytest.mark.slow

@@ -387,7 +387,8 @@ class Laptop:
         self.said: list[Wire] = []
         node = SimpleNamespace(
             device=anna.device, incarnation=1, name=anna.name, member=anna, links=self.links, history=history,
-            patience_s=5.0, blobs=BlobStore(folder / "blobs"), data_dir=folder, job_folder=lambda job: folder / "jobs" / job,
+            patience_s=5.0, blobs=BlobStore(folder / "blobs"), data_dir=folder,
+            job_folder=lambda job: folder / "jobs" / job,
             entrance=SimpleNamespace(address="", learners=LearnerTokens()),
             software=Software(meshtrain="0", python="3", torch=None, system="any"),
         )  # fmt: skip
