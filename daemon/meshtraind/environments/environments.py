@@ -82,6 +82,7 @@ class Environments:
     async def _install(self, folder: Path, requirements: Sequence[str], told: Callable[[], None]) -> None:
         log.info("an environment for %s is made in %s", ", ".join(requirements), folder)
         began_s = time.monotonic()
+        told()
         await asyncio.to_thread(_remove, folder)
         await asyncio.to_thread(folder.parent.mkdir, mode=0o700, parents=True, exist_ok=True)
         try:
@@ -93,7 +94,10 @@ class Environments:
             wanted = await asyncio.to_thread(_prepare, folder, requirements)
             installs = [str(_python_in(folder)), "-m", "pip", "install", "--no-input", *wanted]
             if wrong := await _run(installs, folder.with_suffix(".log"), began_s, told):
-                raise RequestFailed(f"its packages cannot be installed: {wrong}")
+                raise RequestFailed(
+                    f"the script's packages cannot be installed: {wrong}. Next: correct the list; where no index can be "
+                    "reached, PIP_INDEX_URL or PIP_FIND_LINKS for meshtraind"
+                )
             await asyncio.to_thread((folder / COMPLETE).touch)
         except BaseException:
             await asyncio.to_thread(_remove, folder)
@@ -149,13 +153,12 @@ def _prepare(folder: Path, requirements: Sequence[str]) -> list[str]:
 async def _told_until(wait: Callable[[], Awaitable[object]], told: Callable[[], None]) -> None:
     """Waits for what has a deadline elsewhere, and says again and again that it goes on. What `told` raises ends it."""
     while True:
-        told()
         try:
             async with asyncio.timeout(TOLD_S):
                 await wait()
             return
         except TimeoutError:
-            continue
+            told()
 
 
 async def _run(argv: Sequence[str], output: Path, began_s: float, told: Callable[[], None]) -> str | None:
@@ -170,7 +173,9 @@ async def _run(argv: Sequence[str], output: Path, began_s: float, told: Callable
             async with asyncio.timeout(max(0.0, began_s + INSTALL_S_MAX - time.monotonic())):
                 await _told_until(process.wait, told)
         except TimeoutError:
-            raise RequestFailed(f"its packages were not installed within {INSTALL_S_MAX / 60:.0f} minutes") from None
+            raise RequestFailed(
+                f"the script's packages were not installed within {INSTALL_S_MAX / 60:.0f} minutes"
+            ) from None
         finally:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):

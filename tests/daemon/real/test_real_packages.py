@@ -23,7 +23,7 @@ def test_a_job_runs_with_the_packages_that_its_list_names(tmp_path: Path, monkey
         anna, bert = mesh.daemons
         with pytest.raises(RequestError, match="anna has no meshtinypackage; bert has no meshtinypackage"):
             jobs.submit(anna, tmp_path, SCRIPT, modules=("meshtinypackage",))
-        with pytest.raises(RequestError, match="could not receive the job: its packages cannot be installed"):
+        with pytest.raises(RequestError, match="could not receive the job: the script's packages cannot be installed"):
             jobs.submit(anna, tmp_path, SCRIPT, requirements=("meshtinypackage==2.0",))
         summary = jobs.run(anna, tmp_path, SCRIPT, modules=("meshtinypackage",), requirements=("meshtinypackage",))
         assert summary.state == "succeeded", summary.error
