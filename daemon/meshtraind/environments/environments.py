@@ -95,8 +95,8 @@ class Environments:
             installs = [str(_python_in(folder)), "-m", "pip", "install", "--no-input", *wanted]
             if wrong := await _run(installs, folder.with_suffix(".log"), began_s, told):
                 raise RequestFailed(
-                    f"the script's packages cannot be installed: {wrong}. Next: correct the list; where no index can be "
-                    "reached, PIP_INDEX_URL or PIP_FIND_LINKS for meshtraind"
+                    f"the script's packages cannot be installed: {wrong}. Next: correct the list; where no index "
+                    "can be reached, PIP_INDEX_URL or PIP_FIND_LINKS for meshtraind"
                 )
             await asyncio.to_thread((folder / COMPLETE).touch)
         except BaseException:
