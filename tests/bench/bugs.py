@@ -858,11 +858,11 @@ BUGS: tuple[Bug, ...] = (
     # Before round 1.
     Bug(
         "no-way-back-to-the-beginning",
-        "meshtraind.startup.beginning",
+        "meshtraind.job_start.beginning",
         "JobBeginning.way_back",
         "return (self.round, self.chain) if self.here and complete == self.round else None",
         "return None",
-        f"{DAEMON}/startup/test_begin_anew.py -k gone",
+        f"{DAEMON}/job_start/test_begin_anew.py -k gone",
     ),
     Bug(
         "the-first-begins-alone",
@@ -906,7 +906,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "nulls-the-first-round",
-        "meshwire.rounds.learner",
+        "meshwire.rounds.learner_state",
         "Learner._may_null_absent",
         "if self.begins:",
         "if False:",
@@ -1016,7 +1016,7 @@ BUGS: tuple[Bug, ...] = (
         "StateDonor.entered",
         "self._give_up()",
         "pass",
-        f"{DAEMON}/startup/test_checkpointing.py -k lies_on_the_disk",
+        f"{DAEMON}/job_start/test_checkpointing.py -k lies_on_the_disk",
     ),
     Bug(
         "lent-state-deleted-too-early",
@@ -1024,7 +1024,7 @@ BUGS: tuple[Bug, ...] = (
         "Loans.entered",
         "(computes and not loan.computes)",
         "computes",
-        f"{DAEMON}/startup/test_checkpointing.py -k has_rested",
+        f"{DAEMON}/job_start/test_checkpointing.py -k has_rested",
     ),
     Bug(
         "half-a-state-stays",
@@ -1032,7 +1032,7 @@ BUGS: tuple[Bug, ...] = (
         "StateDonor._saved",
         "await self._states.discard(number)",
         "pass",
-        f"{DAEMON}/startup/test_checkpointing.py -k could_not_be_written",
+        f"{DAEMON}/job_start/test_checkpointing.py -k could_not_be_written",
     ),
     Bug(
         "ended-job-keeps-its-session",
@@ -1097,7 +1097,7 @@ BUGS: tuple[Bug, ...] = (
         "_HeldState.suits",
         "self.saved.round >= asked.after_round and equal",
         "equal",
-        f"{DAEMON}/startup/test_beginning_together.py -k given_again",
+        f"{DAEMON}/job_start/test_beginning_together.py -k given_again",
     ),
     Bug(
         "donor-takes-back-what-is-loaded",
@@ -1121,7 +1121,7 @@ BUGS: tuple[Bug, ...] = (
         "StateDonor.forget",
         "self._forgotten += 1",
         "pass",
-        f"{DAEMON}/startup/test_checkpointing.py -k history_is_left",
+        f"{DAEMON}/job_start/test_checkpointing.py -k history_is_left",
     ),
     # Rules of rounds, of histories and of samples.
     Bug(
@@ -1335,7 +1335,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "deadline-never-known",
-        "meshwire.rounds.learner",
+        "meshwire.rounds.learner_state",
         "StepTimes.add",
         "if 1 + len(self._steps_s) >= DEADLINE_STEPS_MIN:",
         "if False:",
@@ -2507,11 +2507,11 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "places-in-four-bits",
-        "meshwire.layout.encoded",
+        "meshwire.encoded_layout.encoded",
         "EncodedLayout.codec_of",
         "if segment < self._told_from(bucket) else self.told",
         "",
-        f"{WIRE}/layout/test_lgc.py -k four_bits",
+        f"{WIRE}/encoded_layout/test_lgc.py -k four_bits",
     ),
     Bug(
         "second-moments-learn-on",
@@ -2750,7 +2750,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "measurement-goes-on-beside-a-job",
-        "meshtraind.measuring.legs",
+        "meshtraind.measuring.link_measurement",
         "Legs._check",
         "self._guard.check()",
         "pass",
@@ -2806,7 +2806,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "each-tiny-chunk-is-told-of",
-        "meshtraind.measuring.legs",
+        "meshtraind.measuring.link_measurement",
         "Legs.chunk_received",
         "if coming.total_bytes - coming.told_bytes >= CHUNK_BYTES_MIN:",
         "if True:",
@@ -2814,7 +2814,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "a-leg-without-end",
-        "meshtraind.measuring.legs",
+        "meshtraind.measuring.link_measurement",
         "Legs.chunk_announced",
         "if coming.total_bytes + size > limits.MEASURE_LEG_BYTES_MAX:",
         "if False:",

@@ -26,8 +26,8 @@ from meshtrain.train.lgc.training import train_encoder
 from meshtraind.codecs import codec_named
 from meshtraind.projection.lgc.autoencoder import Autoencoder, starting_weights
 from meshwire import limits
-from meshwire.layout.lgc import block_values
-from meshwire.layout.lgc_autoencoder import GROUP_VALUES, Architecture
+from meshwire.encoded_layout.lgc import block_values
+from meshwire.encoded_layout.lgc_autoencoder import GROUP_VALUES, Architecture
 
 Values = NDArray[np.float32]
 Places = NDArray[np.int64]

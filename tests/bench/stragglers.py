@@ -17,7 +17,7 @@ from meshtrain.client import ConnectionLost, RequestError
 from meshtrain.demo.localmesh import LocalMeshError
 from meshwire.messages.job import JobSummary
 from meshwire.messages.local import Watch, Watched
-from meshwire.rounds.learner import StepTimes
+from meshwire.rounds.learner_state import StepTimes
 from tests.bench import paced
 from tests.bench.overlap_lab import OverlapError, StationDaemon, paired
 from tests.daemon import realjobs as jobs

@@ -20,7 +20,7 @@ from meshtraind.replay.trace_file import TraceError, TraceFile
 from meshwire.messages.rounds import Bind, Null
 from meshwire.rounds.effects import Broadcast, LearnerCutOff, RoundComplete, StepDropped
 from meshwire.rounds.inputs import LearnerAbsent, LearnerPresent, StartStep
-from meshwire.rounds.learner import Phase, RoundSettings
+from meshwire.rounds.learner_state import Phase, RoundSettings
 
 SVG_BYTES_MAX = 60_000
 STEPS_SHOWN = 12  # of the median learner, when no --seconds is given

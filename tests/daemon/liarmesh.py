@@ -14,13 +14,13 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from meshtraind.job_start.prepared import DescribedModel
 from meshtraind.jobs.routing import JobRouter
 from meshtraind.rounds.history import Entry
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session.member_handler import MemberHandler
 from meshtraind.session.membership_host import JobPlace, MembershipHost
 from meshtraind.session.rounds_factory import RoundsFactory
-from meshtraind.startup.prepared import DescribedModel
 from meshtraind.storage.job_record import Job
 from meshwire.frames.header import Header, Kind
 from meshwire.jobs.lifecycle import JobEvent, job_number, new_job_id

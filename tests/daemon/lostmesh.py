@@ -35,8 +35,8 @@ from meshwire.messages.job import (
     ResumePoint,
 )
 from tests.computing import computing
+from tests.daemon.job_start.test_checkpointing import JOB, MEMBERS
 from tests.daemon.linkusers import DialsNobody
-from tests.daemon.startup.test_checkpointing import JOB, MEMBERS
 
 FIRST = computing(JOB, MEMBERS[0].device, MEMBERS)
 PATIENCE_S = 0.3

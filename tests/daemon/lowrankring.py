@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 
 from meshwire.codecs.registry import parse_codec
-from meshwire.layout.projections import builds_on
+from meshwire.encoded_layout.projections import builds_on
 from tests.daemon.churnring import ChurnRing
 from tests.daemon.executorring import PLAN, Member, Offer
 from tests.daemon.shardedmesh import Wide, constant_offers, in_units

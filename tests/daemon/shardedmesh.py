@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from meshtraind.contributions.error_feedback import Residual
 from meshtraind.contributions.segments import RoundForms
 from meshwire.codecs.registry import Reduction, parse_codec
+from meshwire.encoded_layout.by_round import RoundLayouts
 from meshwire.frames.header import Header
-from meshwire.layout.by_round import RoundLayouts
 from tests.daemon.churnring import ChurnRing
 from tests.daemon.executorring import PLAN, Offer, Values
 

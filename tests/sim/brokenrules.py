@@ -16,7 +16,7 @@ from meshwire.messages.job import Generation
 from meshwire.messages.rounds import Bind, Seal
 from meshwire.rounds.effects import Effect, RoundComplete
 from meshwire.rounds.inputs import GenerationEntered
-from meshwire.rounds.learner import Decision, Learner, Phase, RoundSettings
+from meshwire.rounds.learner_state import Decision, Learner, Phase, RoundSettings
 from meshwire.rounds.machine import RoundMachine
 from meshwire.rounds.open_rounds import OpenRounds
 from meshwire.rounds.own_buckets import OwnBuckets

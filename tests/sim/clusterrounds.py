@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from meshtraind.executor.host import BindsOfRounds, RoundHost
+from meshtraind.job_start.prepared import DescribedModel
 from meshtraind.rounds.catchup import Beginning
 from meshtraind.rounds.driver import JobModel, Rounds, RoundsOwner, RoundsPorts, RoundsStart
 from meshtraind.rounds.history import Entry
-from meshtraind.startup.prepared import DescribedModel
 from meshwire.codecs.registry import parse_codec
 from meshwire.membership.lineage import rank_of
 from meshwire.message_base import Wire
@@ -22,7 +22,7 @@ from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import plan_buckets
 from meshwire.rounds.effects import Committed, Effect, LearnerCutOff, RoundComplete, StepDropped
 from meshwire.rounds.inputs import GenerationEntered, Input, RoundServed
-from meshwire.rounds.learner import Phase
+from meshwire.rounds.learner_state import Phase
 from meshwire.rounds.machine import RoundMachine
 from meshwire.sync_modes.mode import SyncSettings
 from tests.sim.clusterdisk import Memory

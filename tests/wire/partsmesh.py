@@ -10,8 +10,8 @@ from meshwire.collectives.direct import PartsExchange
 from meshwire.collectives.exchange import Part, Work
 from meshwire.collectives.strategy import collective_for
 from meshwire.collectives.topology import Program
+from meshwire.encoded_layout.encoded import EncodedLayout
 from meshwire.frames.header import Flags, Header, Kind
-from meshwire.layout.encoded import EncodedLayout
 from tests.wire.onebucket import make_plan
 
 Runs = dict[int, list[float]]

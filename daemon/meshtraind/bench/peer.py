@@ -31,8 +31,8 @@ from meshtraind.trust.tls import NotPinnedError, Trust
 from meshwire.codecs.registry import parse_codec
 from meshwire.collectives.exchange import Part
 from meshwire.collectives.strategy import collective_for
+from meshwire.encoded_layout.encoded import EncodedLayout
 from meshwire.frames.header import Header
-from meshwire.layout.encoded import EncodedLayout
 from meshwire.memory_layout.shared_slots import MemoryLayout
 from meshwire.message_base import Wire
 

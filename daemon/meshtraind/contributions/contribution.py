@@ -16,7 +16,7 @@ from meshtraind.contributions.segments import Segment, Segments
 from meshtraind.contributions.terms import RunTerms
 from meshwire.codecs.spec import CodecSpec
 from meshwire.collectives.exchange import Part
-from meshwire.layout.budget import Budget
+from meshwire.encoded_layout.budget import Budget
 from meshwire.model.manifest import Momentum
 from meshwire.model.plan import VALUE_BYTES, Plan
 

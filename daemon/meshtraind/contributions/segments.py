@@ -11,8 +11,8 @@ import numpy as np
 from meshtraind.codecs import codec_named
 from meshtraind.codecs.base import Codec, CodecError, Values
 from meshwire.codecs.registry import CodecSpec
-from meshwire.layout.by_round import RoundLayouts
-from meshwire.layout.encoded import EncodedLayout
+from meshwire.encoded_layout.by_round import RoundLayouts
+from meshwire.encoded_layout.encoded import EncodedLayout
 from meshwire.limits import KIB
 from meshwire.model.plan import Plan
 

@@ -3,7 +3,7 @@
 from meshtraind.codecs.base import Terms
 from meshtraind.contributions.seeds import segment_seed
 from meshtraind.contributions.segments import Segment
-from meshwire.layout.budget import Budget
+from meshwire.encoded_layout.budget import Budget
 
 
 class RunTerms:

@@ -39,9 +39,9 @@ from meshtraind.transport.round_link import RoundLink
 from meshwire.codecs.registry import parse_codec
 from meshwire.collectives.exchange import Part, Strategy, Work
 from meshwire.collectives.strategy import collective_for
+from meshwire.encoded_layout.budget import budget_of
+from meshwire.encoded_layout.encoded import EncodedLayout
 from meshwire.frames.header import Header
-from meshwire.layout.budget import budget_of
-from meshwire.layout.encoded import EncodedLayout
 from meshwire.memory_layout.shared_slots import round_bytes
 
 

@@ -1,4 +1,6 @@
-"""Which vector each of a job's rounds sends in the place of the model's, if it does (`meshwire.layout.projections`)."""
+"""Which vector each of a job's rounds sends in the place of the model's, if it does
+(`meshwire.encoded_layout.projections`).
+"""
 
 from collections.abc import Mapping
 

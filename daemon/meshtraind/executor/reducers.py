@@ -26,7 +26,7 @@ from meshwire.collectives.direct import AllToAllStrategy, GatherStrategy, Sharde
 from meshwire.collectives.exchange import Strategy
 from meshwire.collectives.hops import HopStrategy
 from meshwire.collectives.strategy import Collective
-from meshwire.layout.budget import Budget
+from meshwire.encoded_layout.budget import Budget
 
 
 @dataclass(frozen=True, slots=True)

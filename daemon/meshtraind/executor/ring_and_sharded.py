@@ -16,7 +16,7 @@ from meshtraind.contributions.segments import Segment, each_payload
 from meshtraind.contributions.terms import RunTerms
 from meshtraind.executor.result_slot import ResultSlot
 from meshwire.collectives.exchange import Work
-from meshwire.layout.budget import Budget
+from meshwire.encoded_layout.budget import Budget
 
 SQUARES_TOLERANCE = 1e-3  # of sums of squares in fp32: the bound for 64 Ki values in 32 lanes is 1.2e-4
 SQUARES_LEAST = 1e-30  # below it nothing is clipped

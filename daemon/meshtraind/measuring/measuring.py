@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection, Iterator
 from typing import Protocol
 
-from meshtraind.measuring.legs import Leg, LegFigures, Legs
+from meshtraind.measuring.link_measurement import Leg, LegFigures, Legs
 from meshtraind.measuring.speed import ComputeKernel, OwnSpeed
 from meshtraind.peers.interfaces import is_wired
 from meshtraind.peers.links import Link

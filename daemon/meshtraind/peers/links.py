@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from meshtraind.peers.handshake import Doorway, Greeting
-from meshtraind.peers.presence import Presence
+from meshtraind.peers.own_presence import Presence
 from meshtraind.peers.refused_dial import refuses
 from meshtraind.runtime.log_limit import caused_by
 from meshtraind.runtime.tasks import TaskSet

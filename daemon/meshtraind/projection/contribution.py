@@ -1,6 +1,6 @@
 """What a member adds to a round whose vector is another, shorter one than the model's.
 
-Which vectors these are: `meshwire.layout.projections`.
+Which vectors these are: `meshwire.encoded_layout.projections`.
 """
 
 from collections.abc import Sequence

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from meshtraind.job_start.beginning import JobBeginning
 from meshtraind.runtime.tasks import TaskSet, told_elsewhere
-from meshtraind.startup.beginning import JobBeginning
 from meshtraind.storage.background_pacing import Pacer
 from meshtraind.storage.fetch import Pace
 from meshtraind.transport.connection import Emit

@@ -9,7 +9,7 @@ from typing import Any
 from meshwire.messages.rounds import Call
 from meshwire.rounds.effects import Broadcast, Effect, LearnerCutOff, ProtocolError, RoundComplete, StepDropped
 from meshwire.rounds.inputs import GenerationEntered, Input, MessageReceived, StartStep
-from meshwire.rounds.learner import Phase, RoundSettings
+from meshwire.rounds.learner_state import Phase, RoundSettings
 from meshwire.rounds.machine import RoundMachine
 from meshwire.text import printable
 

@@ -13,7 +13,7 @@ from meshwire import limits
 from meshwire.message_base import Wire
 from meshwire.messages import rounds as messages
 from meshwire.rounds.inputs import Input
-from meshwire.rounds.learner import RoundSettings
+from meshwire.rounds.learner_state import RoundSettings
 
 LINE_CHARS_MAX = 32 * limits.CONTROL_BYTES_MAX  # a round's binds on one line, their bytes as hex: far below that
 

@@ -13,8 +13,8 @@ from meshtraind.rounds.learner_inputs import LearnerInputs
 from meshtraind.rounds.trace_recorder import RoundWitness, round_machine
 from meshtraind.transport.round_link import RoundLink
 from meshwire.codecs.registry import parse_codec
+from meshwire.encoded_layout.projections import builds_on
 from meshwire.frames.header import Header
-from meshwire.layout.projections import builds_on
 from meshwire.memory_layout.footprint import unapplied_max
 from meshwire.message_base import Wire
 from meshwire.messages.job import Generation, JobSpec, RankReport
@@ -32,7 +32,7 @@ from meshwire.rounds.inputs import (
     RoundTripMeasured,
     SpeedMeasured,
 )
-from meshwire.rounds.learner import RoundSettings
+from meshwire.rounds.learner_state import RoundSettings
 from meshwire.rounds.rounds_and_learner import JobRounds
 from meshwire.rounds.stall import StallWatch
 from meshwire.samples.grants import SampleGrants

@@ -22,7 +22,7 @@ from meshwire.rounds.inputs import (
     LearnerLoads,
     LearnerParts,
 )
-from meshwire.rounds.learner import hangs_after_s
+from meshwire.rounds.learner_state import hangs_after_s
 
 
 class LearnerInputs:

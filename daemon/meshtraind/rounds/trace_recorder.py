@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from meshtraind.rounds.trace import Trace
 from meshwire.rounds.effects import Effect
 from meshwire.rounds.inputs import CompleteAnnounced, GenerationEntered, Input
-from meshwire.rounds.learner import Decision, RoundSettings
+from meshwire.rounds.learner_state import Decision, RoundSettings
 from meshwire.rounds.machine import RoundMachine
 
 FORMAT = 3  # of the lines; to be counted up when an old trace cannot be read any more

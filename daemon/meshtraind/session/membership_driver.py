@@ -9,6 +9,7 @@ import logging
 from collections.abc import Mapping
 from typing import Generic, Protocol, TypeVar
 
+from meshtraind.job_start.beginning import JobBeginning
 from meshtraind.recovery.given_up_history import Parting, WrittenBase
 from meshtraind.rounds.catchup import (
     Beginning,
@@ -20,7 +21,6 @@ from meshtraind.rounds.catchup import (
 )
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session.membership_recorder import MembershipWitness
-from meshtraind.startup.beginning import JobBeginning
 from meshtraind.storage.job_record import Job
 from meshtraind.transport.messenger import Messenger
 from meshtraind.transport.requests import ConnectionEnded, RequestFailed

@@ -10,6 +10,8 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from meshtraind.job_start.beginning import JobBeginning
+from meshtraind.job_start.prepared import DescribedModel, described_model
 from meshtraind.recovery.checkpointer import Checkpointer, Written
 from meshtraind.recovery.join_requests import START_TIMEOUT_S, ArrivingStates, Giver, JoinRequests
 from meshtraind.recovery.state_donor import StateDonor
@@ -21,8 +23,6 @@ from meshtraind.session.history_source import AskedOfHistory, HistorySource
 from meshtraind.session.learner_handler import LearnerHandler
 from meshtraind.session.membership_driver import MemberNode, MembershipDriver
 from meshtraind.session.membership_recorder import MembershipWitness
-from meshtraind.startup.beginning import JobBeginning
-from meshtraind.startup.prepared import DescribedModel, described_model
 from meshtraind.storage.job_record import Job
 from meshtraind.transport.messenger import Messenger
 from meshtraind.transport.requests import RequestFailed

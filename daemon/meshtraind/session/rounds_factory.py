@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from meshtraind.job_start.prepared import DescribedModel, check_travel
 from meshtraind.learner.shared_memory import SharedMemory, SharedMemoryError
 from meshtraind.rounds.history import Entry
 from meshtraind.rounds.trace import Trace
-from meshtraind.startup.prepared import DescribedModel, check_travel
 from meshtraind.storage.job_record import Job
 from meshtraind.transport.requests import RequestFailed
 from meshtraind.transport.round_link import RoundLink

@@ -17,8 +17,8 @@ from meshwire.codecs.spec import Family, Value
 from meshwire.collectives.load import Load, load_of, waves_of
 from meshwire.collectives.strategy import TOPOLOGIES, Topology, collective_for, topologies_for, topology_of
 from meshwire.collectives.topology import Program
+from meshwire.encoded_layout.projections import bits_per_value
 from meshwire.jobs.files import human_bytes
-from meshwire.layout.projections import bits_per_value
 from meshwire.memory_layout.footprint import residual_bytes
 
 VALUES_MAX, MBITS_MAX = 1e15, 1e9

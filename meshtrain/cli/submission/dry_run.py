@@ -10,10 +10,10 @@ from meshtrain.cli.ui.errors import CliError
 from meshtrain.cli.ui.terminal import plain, print_json, print_table, printable_lines, say
 from meshtrain.client import Client
 from meshwire.codecs.registry import parse_codec
+from meshwire.encoded_layout.budget import budget_of
+from meshwire.encoded_layout.by_round import RoundLayouts
+from meshwire.encoded_layout.encoded import EncodedLayout
 from meshwire.jobs.files import human_bytes
-from meshwire.layout.budget import budget_of
-from meshwire.layout.by_round import RoundLayouts
-from meshwire.layout.encoded import EncodedLayout
 from meshwire.memory_layout.footprint import Footprint, Measurement, fits, footprint
 from meshwire.messages.job import Member
 from meshwire.messages.local import GetPeers, GetStatus, Peers, Status, Submitted

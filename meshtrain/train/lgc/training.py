@@ -1,9 +1,9 @@
 """Trains the autoencoder of LGC, when the daemon asks for it: the daemon has the values to learn from, and no torch.
 
 Learned Gradient Compression (Abrahamyan et al. 2021, arXiv 2103.08870) sends the values that all members have chosen as
-the latents of a small convolutional autoencoder (`meshwire.layout.lgc_autoencoder` has its shape). Which weights it has
-follows from values that were sent lately. One member's learner trains it, at a boundary between two steps, and all are
-told the weights that it has found: so nothing here need be bit-equal to anything.
+the latents of a small convolutional autoencoder, whose shape `meshwire.encoded_layout.lgc_autoencoder` has. Which
+weights it has follows from values that were sent lately. One member's learner trains it, at a boundary between two
+steps, and all are told the weights that it has found: so nothing here need be bit-equal to anything.
 """
 
 import time
@@ -16,7 +16,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from meshwire import limits
-from meshwire.layout.lgc_autoencoder import GROUP_VALUES, HIDDEN, SLOPE, STRIDE, WEIGHT_MAX, Architecture
+from meshwire.encoded_layout.lgc_autoencoder import GROUP_VALUES, HIDDEN, SLOPE, STRIDE, WEIGHT_MAX, Architecture
 from meshwire.messages.learner import EncoderTask, LearnerEncoder
 
 TIME_LIMIT_S = 1.0  # every member waits for the one whose learner trains

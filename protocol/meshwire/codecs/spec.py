@@ -76,7 +76,7 @@ DECAY = Number("decay", 0.0, 1.0, 1.0, "what a round leaves of what the rounds b
 """For codecs with error feedback."""
 
 BUDGET = ByteSize("budget", 100, 10**12, "bytes that a vector takes at most in a round, however much is to be sent")
-"""For codecs that send the more the larger a part is. See `meshwire.layout.budget`."""
+"""For codecs that send the more the larger a part is. See `meshwire.encoded_layout.budget`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +311,8 @@ class Family:
         blocks: those that end at the borders of tensors; None: what its values share does not.
         fixed: it is the exact size of every segment of so many values.
         selects: which of a segment's values travel depends on the others.
-        transforms: segments are of a shorter vector, which the model's is turned into (`meshwire.layout.projections`).
+        transforms: segments are of a shorter vector, which the model's is turned into
+            (`meshwire.encoded_layout.projections`).
         parameters: a bare text as typed is the first one's that takes it bare, before all others a Choice's; the one
             named "values" is typed behind the +.
         takes: see `CodecSpec.takes`.

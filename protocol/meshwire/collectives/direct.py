@@ -15,8 +15,8 @@ from typing import ClassVar
 
 from meshwire.collectives.exchange import BucketExchange, Part, Place, Strategy, Work
 from meshwire.collectives.topology import Op, Program, Step
+from meshwire.encoded_layout.encoded import EncodedLayout
 from meshwire.frames.header import Flags, Header
-from meshwire.layout.encoded import EncodedLayout
 
 
 class PartsStrategy(Strategy):

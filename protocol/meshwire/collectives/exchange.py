@@ -13,8 +13,8 @@ from enum import Enum
 from typing import ClassVar
 
 from meshwire.collectives.topology import Op, Program, Step, bucket_shards
+from meshwire.encoded_layout.encoded import EncodedLayout
 from meshwire.frames.header import Flags, Header
-from meshwire.layout.encoded import EncodedLayout
 
 
 class Part(Enum):

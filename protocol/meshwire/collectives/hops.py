@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from meshwire.collectives.exchange import BucketExchange, Part, Strategy, Work
 from meshwire.collectives.topology import Op, Program, Step
+from meshwire.encoded_layout.encoded import EncodedLayout
 from meshwire.frames.header import Flags, Header
-from meshwire.layout.encoded import EncodedLayout
 
 
 class HopStrategy(Strategy):

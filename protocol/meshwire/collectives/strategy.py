@@ -22,7 +22,7 @@ from meshwire.collectives.load import load_of
 from meshwire.collectives.sharded import sharded_scheme
 from meshwire.collectives.topology import Program, Scheme, gather_scheme, programs_from, ring_scheme
 from meshwire.collectives.tree import tree_scheme
-from meshwire.layout.encoded import EncodedLayout
+from meshwire.encoded_layout.encoded import EncodedLayout
 
 Ranks = tuple[int, ...]
 SchemeOf = Callable[[Ranks, Ranks], Scheme]

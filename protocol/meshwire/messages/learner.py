@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from meshwire import limits
-from meshwire.layout.lgc_autoencoder import GROUP_VALUES
+from meshwire.encoded_layout.lgc_autoencoder import GROUP_VALUES
 from meshwire.message_base import Digest, Int64, Wire
 from meshwire.messages.envelope import message
 from meshwire.messages.job import JobSpec, LogValues, Member, Rank, Text

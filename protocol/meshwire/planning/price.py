@@ -14,9 +14,9 @@ from meshwire.codecs.registry import CodecSpec
 from meshwire.codecs.spec import Reduction
 from meshwire.collectives.strategy import Collective
 from meshwire.collectives.topology import bucket_shards
+from meshwire.encoded_layout.by_round import RoundLayouts
+from meshwire.encoded_layout.encoded import EncodedLayout
 from meshwire.frames.header import HEADER_BYTES
-from meshwire.layout.by_round import RoundLayouts
-from meshwire.layout.encoded import EncodedLayout
 from meshwire.model.manifest import ModelManifest
 from meshwire.model.plan import Plan, plan_buckets
 from meshwire.planning.network import NO_WORK, DaemonWork, Network

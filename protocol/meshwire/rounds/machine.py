@@ -42,7 +42,7 @@ from meshwire.rounds.inputs import (
     StepSealed,
     TimeReached,
 )
-from meshwire.rounds.learner import Decision, Learner, Phase, RoundSettings, StepTimes
+from meshwire.rounds.learner_state import Decision, Learner, Phase, RoundSettings, StepTimes
 from meshwire.rounds.open_rounds import BucketResult, OpenRounds
 from meshwire.rounds.own_buckets import OwnBuckets
 

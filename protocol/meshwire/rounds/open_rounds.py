@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from meshwire.collectives.exchange import WEIGHT_TOLERANCE
 from meshwire.messages.rounds import Bind, Call, Null, Poison, Seal
 from meshwire.rounds.effects import RoundComplete
-from meshwire.rounds.learner import RoundSettings
+from meshwire.rounds.learner_state import RoundSettings
 
 NAMED_MAX = 4  # late members in one sentence
 

@@ -70,7 +70,7 @@ from meshwire.rounds.inputs import (
     StepSealed,
     TimeReached,
 )
-from meshwire.rounds.learner import Phase
+from meshwire.rounds.learner_state import Phase
 from meshwire.rounds.machine import RoundMachine
 from meshwire.rounds.schedule import LearnerSchedule, round_done
 from meshwire.samples.grants import SampleGrants

@@ -12,7 +12,7 @@ from typing import Literal
 from meshwire import limits
 from meshwire.messages.learner import BarrierPassed, RoundDone, Start
 from meshwire.rounds.effects import RoundComplete
-from meshwire.rounds.learner import Phase
+from meshwire.rounds.learner_state import Phase
 from meshwire.rounds.machine import RoundMachine
 
 

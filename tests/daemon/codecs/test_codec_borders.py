@@ -9,7 +9,7 @@ from meshtraind.codecs import codec_named
 from meshtraind.codecs.base import Codec, CodecError, Terms
 from meshtraind.contributions.segments import RoundForms
 from meshwire.codecs.registry import parse_codec
-from meshwire.layout.encoded import EncodedLayout
+from meshwire.encoded_layout.encoded import EncodedLayout
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import plan_buckets
 from tests.daemon.codectrips import Values, encoded, heavy, round_trip

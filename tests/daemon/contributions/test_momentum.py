@@ -20,7 +20,7 @@ from meshwire import limits
 from meshwire.codecs.registry import parse_codec
 from meshwire.codecs.sparsifiers import kept_in_round, kept_values
 from meshwire.collectives.exchange import Part
-from meshwire.layout.encoded import EncodedLayout
+from meshwire.encoded_layout.encoded import EncodedLayout
 from meshwire.model.manifest import ModelManifest, Momentum, TensorSpec
 from meshwire.model.plan import plan_buckets
 from tests.daemon.codectrips import Values, encoded, heavy

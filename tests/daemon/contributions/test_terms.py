@@ -5,7 +5,7 @@ from meshtraind.codecs.base import Terms
 from meshtraind.contributions.seeds import segment_seed
 from meshtraind.contributions.segments import Segment
 from meshtraind.contributions.terms import RunTerms
-from meshwire.layout.budget import Budget
+from meshwire.encoded_layout.budget import Budget
 
 COUNT = 1024
 NUMBER = 3

@@ -12,7 +12,7 @@ from meshtraind.codecs import codec_named
 from meshtraind.codecs.base import Codec, Values
 from meshwire.codecs.registry import parse_codec
 from meshwire.collectives.exchange import Part
-from meshwire.layout.encoded import EncodedLayout
+from meshwire.encoded_layout.encoded import EncodedLayout
 from tests.daemon.executorring import NORM_BUCKETS, PLAN, SEGMENTS, Offer, Opening, Ring, offers, ring_mean
 from tests.tiers import mostly_slow
 

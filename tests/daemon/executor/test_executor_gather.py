@@ -7,7 +7,7 @@ import pytest
 
 from meshwire.codecs.registry import parse_codec
 from meshwire.collectives.strategy import collective_for
-from meshwire.layout.encoded import EncodedLayout
+from meshwire.encoded_layout.encoded import EncodedLayout
 from meshwire.memory_layout.footprint import retained_bytes
 from tests.daemon.executorring import NORM_BUCKETS, PLAN, Offer, whole
 from tests.daemon.shardedmesh import ShardedMesh, constant_offers

@@ -14,8 +14,8 @@ from meshtraind.projection.lgc.latents import Basis, Convolved
 from meshtraind.projection.lgc.projection import LearnedGradients
 from meshwire.codecs.registry import parse_codec
 from meshwire.collectives.exchange import Part
-from meshwire.layout.by_round import RoundLayouts
-from meshwire.layout.lgc import Chosen, lag
+from meshwire.encoded_layout.by_round import RoundLayouts
+from meshwire.encoded_layout.lgc import Chosen, lag
 from tests.daemon.executorring import PLAN
 from tests.daemon.lowrankring import LowRankRing, check_conserved, churn
 from tests.daemon.shardedmesh import Wide, constant_offers, in_units, without_padding

@@ -12,7 +12,7 @@ from meshtraind.codecs.base import CodecError
 from meshtraind.projection.powersgd.bases import Matrices
 from meshtraind.projection.powersgd.projection import LowRankProjection
 from meshwire.codecs.registry import parse_codec
-from meshwire.layout.powersgd import rank_of
+from meshwire.encoded_layout.powersgd import rank_of
 from tests.daemon.churnring import CopyingLink
 from tests.daemon.executorring import MANIFEST, NORM_BUCKETS, PLAN, Offer
 from tests.daemon.lowrankring import LowRankRing, check_conserved, churn

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from meshtraind.codecs.homomorphic import Recovered
 from meshtraind.contributions.sketch import SketchPart
 from meshwire.codecs.registry import parse_codec
+from meshwire.encoded_layout.encoded import EncodedLayout
 from meshwire.frames.header import Header
-from meshwire.layout.encoded import EncodedLayout
 from tests.daemon.executorring import NORM_BUCKETS, PLAN, FakeLink, Offer
 from tests.daemon.shardedmesh import constant_offers, in_units
 from tests.daemon.sketchring import SketchRing

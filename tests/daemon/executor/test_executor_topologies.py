@@ -17,7 +17,7 @@ from meshtraind.contributions.received import squared_norm_by_halves
 from meshwire.codecs.registry import parse_codec
 from meshwire.collectives.strategy import collective_for
 from meshwire.collectives.topology import Op, Program, bucket_shards
-from meshwire.layout.encoded import EncodedLayout
+from meshwire.encoded_layout.encoded import EncodedLayout
 from meshwire.model.plan import Shard
 from tests.daemon.churnring import ChurnRing, offers_of
 from tests.daemon.executorring import NORM_BUCKETS, PLAN, Offer, Values, offers

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest_asyncio
 
 from meshtraind.storage.blobs import BlobStore
+from tests.daemon.job_start.test_checkpointing import MEMBERS
+from tests.daemon.job_start.test_checkpointing import spec as plain_spec
 from tests.daemon.jobs.test_file_intake import make_spec
 from tests.daemon.jobs.test_resume import written
 from tests.daemon.lostmesh import Daemon
-from tests.daemon.startup.test_checkpointing import MEMBERS
-from tests.daemon.startup.test_checkpointing import spec as plain_spec
 
 
 @pytest_asyncio.fixture

@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import pytest
 
+from meshtraind.job_start.resume import Resuming
 from meshtraind.jobs.checkpoint_search import CheckpointSearch, Resumed, ship
 from meshtraind.jobs.file_intake import Intake
 from meshtraind.jobs.spec import make_spec, spec_again
-from meshtraind.startup.resume import Resuming
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.checkpoint_store import Checkpoint, CheckpointStore, list_checkpoints
 from meshtraind.storage.cleanup import RESUME
@@ -36,7 +36,7 @@ from meshwire.model.manifest import Momentum
 from meshwire.sync_modes.mode import sync_settings
 from tests.computing import computing
 from tests.daemon import realjobs as jobs
-from tests.daemon.startup.test_checkpointing import JOB, MEMBERS, MODEL, SOFTWARE, SPACE, UNITS, deal, spec
+from tests.daemon.job_start.test_checkpointing import JOB, MEMBERS, MODEL, SOFTWARE, SPACE, UNITS, deal, spec
 
 
 def written(

@@ -18,8 +18,8 @@ from meshwire.message_base import Wire
 from meshwire.messages.generation import Where
 from meshwire.messages.job import End, Generation, Offer
 from meshwire.messages.local import Cancel
+from tests.daemon.job_start.test_checkpointing import JOB
 from tests.daemon.lostmesh import FIRST, Daemon, is_over, resume_of, started, with_members
-from tests.daemon.startup.test_checkpointing import JOB
 from tests.daemon.waiting import until
 
 

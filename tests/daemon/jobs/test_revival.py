@@ -28,9 +28,9 @@ from meshwire.messages.job import (
     ResumePoint,
 )
 from meshwire.messages.local import Cancel
+from tests.daemon.job_start.test_checkpointing import JOB, MEMBERS
 from tests.daemon.jobs.test_resume import written
 from tests.daemon.lostmesh import FIRST, Daemon, come_up, is_over, resume_of, with_members
-from tests.daemon.startup.test_checkpointing import JOB, MEMBERS
 from tests.daemon.waiting import until
 
 

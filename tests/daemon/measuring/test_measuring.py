@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from meshtraind.measuring import legs as legs_module
+from meshtraind.measuring import link_measurement as legs_module
 from meshtraind.measuring import measuring as measuring_module
 from meshtraind.measuring import speed as speed_module
 from meshtraind.measuring.goodput import WINDOW_BYTES_MIN

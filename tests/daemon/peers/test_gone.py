@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from meshtraind.peers.presence import Presence, Reading
+from meshtraind.peers.own_presence import Presence, Reading
 from meshtraind.peers.refused_dial import refuses
 from meshtraind.trust.identity import load_or_create
 from meshtraind.trust.pins import Pin, PinTable

@@ -5,7 +5,7 @@ import pytest
 
 from meshtraind.codecs.base import CodecError, Values
 from meshtraind.projection.lgc.autoencoder import Autoencoder, check_weights, starting_weights
-from meshwire.layout.lgc_autoencoder import (
+from meshwire.encoded_layout.lgc_autoencoder import (
     BLOCK_VALUES,
     GROUP_VALUES,
     HIDDEN,

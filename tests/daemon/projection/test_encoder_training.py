@@ -9,7 +9,7 @@ from meshtraind.codecs.base import Values
 from meshtraind.projection.lgc.autoencoder import starting_weights
 from meshtraind.projection.lgc.training import ROUNDS_BETWEEN, ROWS_AT_ONCE, ROWS_MAX, EncoderLearning
 from meshwire import limits
-from meshwire.layout.lgc_autoencoder import GROUP_VALUES, WEIGHT_MAX, Architecture
+from meshwire.encoded_layout.lgc_autoencoder import GROUP_VALUES, WEIGHT_MAX, Architecture
 from meshwire.messages.envelope import Envelope, Role, encode
 from meshwire.messages.learner import EncoderTask, LearnerEncoder
 

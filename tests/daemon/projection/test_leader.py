@@ -12,8 +12,8 @@ from meshtraind.codecs.base import Values
 from meshtraind.projection.lgc.leader import Announced, announce, default_places, heard, largest_places
 from meshwire import limits
 from meshwire.codecs.registry import parse_codec
-from meshwire.layout.by_round import RoundLayouts
-from meshwire.layout.lgc import Chosen
+from meshwire.encoded_layout.by_round import RoundLayouts
+from meshwire.encoded_layout.lgc import Chosen
 from tests.daemon.executorring import PLAN
 
 CODECS = (

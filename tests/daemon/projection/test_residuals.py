@@ -11,7 +11,7 @@ from meshtraind.projection.lgc.latents import Convolved
 from meshtraind.projection.lgc.leader import Places, default_places
 from meshtraind.projection.lgc.residuals import Underway, WholeRests
 from meshwire.codecs.registry import parse_codec
-from meshwire.layout.lgc import PIECE_BLOCKS, Chosen, chosen_of
+from meshwire.encoded_layout.lgc import PIECE_BLOCKS, Chosen, chosen_of
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import plan_buckets
 

@@ -8,7 +8,7 @@ import pytest
 
 from meshtrain.demo.localmesh import LocalMesh
 from meshwire.codecs.registry import parse_codec
-from meshwire.layout.encoded import EncodedLayout
+from meshwire.encoded_layout.encoded import EncodedLayout
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import plan_buckets
 from tests.daemon import realjobs as jobs

@@ -34,7 +34,7 @@ from meshwire.rounds.inputs import (
     RoundServed,
     StartStep,
 )
-from meshwire.rounds.learner import RoundSettings
+from meshwire.rounds.learner_state import RoundSettings
 from meshwire.rounds.machine import RoundMachine
 from meshwire.sync_modes.mode import sync_settings
 from tests.bench import trace_picture

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
+from meshtraind.job_start.beginning import JobBeginning
 from meshtraind.jobs import admission
 from meshtraind.jobs.admission import Admission
 from meshtraind.jobs.routing import JobRouter
@@ -29,7 +30,6 @@ from meshtraind.session.history_source import HistorySource
 from meshtraind.session.membership_driver import MembershipDriver
 from meshtraind.session.membership_host import MembershipHost
 from meshtraind.session.rounds_factory import RoundsFactory
-from meshtraind.startup.beginning import JobBeginning
 from meshtraind.storage.job_record import EntryMode, Job
 from meshtraind.transport.connection import ConnectionEnded, RequestFailed
 from meshtraind.trust.learner_tokens import LearnerTokens

@@ -56,15 +56,15 @@ from meshwire.messages.learner import (
 )
 from meshwire.messages.link import Software
 from meshwire.model.plan import plan_buckets
-from meshwire.rounds.learner import Phase
+from meshwire.rounds.learner_state import Phase
 from meshwire.sync_modes.mode import sync_settings
 from tests.computing import computing
 from tests.daemon.api.test_app import config
+from tests.daemon.job_start.test_checkpointing import Desk as Checkpoints
 from tests.daemon.linkusers import DialsNobody
 from tests.daemon.session.test_generation_edges import catch_up, generations, where
 from tests.daemon.session.test_learner_notices import PLAN, Desk, kinds, stepped, turns
 from tests.daemon.session.test_session_edges import MODEL, Script
-from tests.daemon.startup.test_checkpointing import Desk as Checkpoints
 from tests.daemon.waiting import until
 
 LOST = GivenUp(first=101, last=1100, samples=32000, made_by=(0,), kept=(1,))

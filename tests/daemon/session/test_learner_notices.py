@@ -8,6 +8,7 @@ from typing import Any, Self, cast
 
 import pytest
 
+from meshtraind.job_start.prepared import DescribedModel
 from meshtraind.learner.shared_memory import SharedMemory
 from meshtraind.rounds.driver import Rounds
 from meshtraind.rounds.history import Entry
@@ -16,7 +17,6 @@ from meshtraind.session.barriers import Barriers
 from meshtraind.session.learner_handler import LearnerHandler
 from meshtraind.session.metrics import MetricsKeeper
 from meshtraind.session.rounds_factory import RoundsFactory
-from meshtraind.startup.prepared import DescribedModel
 from meshwire import limits
 from meshwire.jobs.lifecycle import new_job_id
 from meshwire.memory_layout.shared_slots import MemoryLayout
@@ -39,7 +39,7 @@ from meshwire.messages.rounds import Bind, Call, Null, Seal
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import plan_buckets
 from meshwire.rounds.effects import RoundComplete
-from meshwire.rounds.learner import Phase
+from meshwire.rounds.learner_state import Phase
 from meshwire.sync_modes.mode import sync_settings
 from tests.computing import begin, computing
 

@@ -22,7 +22,7 @@ from meshtrain.train.lgc.training import (
 from meshtrain.train.session import LearnerSession
 from meshtraind.projection.lgc.autoencoder import Autoencoder, check_weights, starting_weights
 from meshwire import limits
-from meshwire.layout.lgc_autoencoder import BLOCK_VALUES, Architecture
+from meshwire.encoded_layout.lgc_autoencoder import BLOCK_VALUES, Architecture
 from meshwire.messages.learner import EncoderTask
 from tests.train.localdaemon import LocalDaemon
 

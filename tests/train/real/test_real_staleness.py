@@ -11,7 +11,7 @@ import pytest
 
 from meshtrain.demo.localmesh import LocalMesh
 from meshwire.messages.job import JobSummary
-from meshwire.rounds.learner import DEADLINE_FACTOR, DEADLINE_S_MIN
+from meshwire.rounds.learner_state import DEADLINE_FACTOR, DEADLINE_S_MIN
 from tests.bench import paced
 from tests.daemon import realjobs as jobs
 

@@ -14,8 +14,8 @@ from meshwire.collectives.exchange import Part, Work
 from meshwire.collectives.hops import HopExchange, HopStrategy
 from meshwire.collectives.strategy import topology_of
 from meshwire.collectives.topology import Program
+from meshwire.encoded_layout.encoded import EncodedLayout
 from meshwire.frames.header import Flags, Header, Kind
-from meshwire.layout.encoded import EncodedLayout
 from tests.wire.onebucket import SEGMENT_VALUES, announce, generations, make_plan
 
 ring_program = topology_of("ring").program

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from meshwire.codecs.registry import CodecSpec, Reduction
 from meshwire.collectives.exchange import Part
 from meshwire.collectives.strategy import collective_for
+from meshwire.encoded_layout.encoded import EncodedLayout
 from meshwire.frames.header import Flags
-from meshwire.layout.encoded import EncodedLayout
 from tests.wire.onebucket import SEGMENT_VALUES, announce, generations, make_plan
 from tests.wire.partsmesh import Mesh, codecs_of
 

@@ -8,8 +8,8 @@ from meshwire.codecs.registry import CodecSpec, Reduction
 from meshwire.collectives.direct import ShardedStrategy
 from meshwire.collectives.exchange import Part
 from meshwire.collectives.strategy import topology_of
+from meshwire.encoded_layout.encoded import EncodedLayout
 from meshwire.frames.header import Flags
-from meshwire.layout.encoded import EncodedLayout
 from tests.wire.onebucket import SEGMENT_VALUES, announce, generations, make_plan
 from tests.wire.partsmesh import Mesh, codecs_of
 

@@ -5,7 +5,7 @@ import pytest
 from meshwire import limits
 from meshwire.codecs.registry import SEGMENT_FAMILIES, Reduction, parse_codec
 from meshwire.collectives.strategy import TOPOLOGIES, collective_for, topology_of
-from meshwire.layout.encoded import EncodedLayout
+from meshwire.encoded_layout.encoded import EncodedLayout
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import plan_buckets
 

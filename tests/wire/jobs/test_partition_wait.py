@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from meshwire import limits
 from meshwire.jobs.partition_wait import NEVER, PATIENCES, partition_wait, partition_wait_s
 from meshwire.messages.job import JobSpec
-from tests.daemon.startup.test_checkpointing import spec
+from tests.daemon.job_start.test_checkpointing import spec
 
 
 @pytest.mark.parametrize(("typed", "meant_s"), [("0", 0.0), ("30", 30.0), ("2.5", 2.5), ("1e3", 1000.0)])

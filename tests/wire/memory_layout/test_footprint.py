@@ -5,7 +5,7 @@ import pytest
 from meshwire import limits
 from meshwire.codecs.registry import parse_codec
 from meshwire.collectives.strategy import collective_for
-from meshwire.layout.encoded import EncodedLayout
+from meshwire.encoded_layout.encoded import EncodedLayout
 from meshwire.memory_layout.footprint import ModelSize, fits, footprint, retained_bytes, unapplied_max
 from meshwire.memory_layout.shared_slots import MemoryLayout, round_bytes
 from meshwire.model.manifest import ModelManifest, TensorSpec

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from meshwire.codecs.registry import parse_codec
-from meshwire.layout.encoded import EncodedLayout
+from meshwire.encoded_layout.encoded import EncodedLayout
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.masks import MaskSettings, kept_of, mask_bytes, masks_of, parse_masks, split, travel_of
 from meshwire.model.plan import aligned, plan_buckets

@@ -6,7 +6,7 @@ from meshwire import limits
 from meshwire.codecs.registry import parse_codec
 from meshwire.collectives.strategy import topology_of
 from meshwire.collectives.topology import bucket_shards
-from meshwire.layout.encoded import EncodedLayout
+from meshwire.encoded_layout.encoded import EncodedLayout
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import (
     ALIGNMENT_VALUES,

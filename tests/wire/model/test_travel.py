@@ -8,13 +8,13 @@ from pydantic import ValidationError
 from meshwire import limits
 from meshwire.codecs.registry import SEGMENT_FAMILIES, parse_codec
 from meshwire.collectives.strategy import collective_for
-from meshwire.layout.by_round import RoundLayouts
-from meshwire.layout.encoded import EncodedLayout
+from meshwire.encoded_layout.by_round import RoundLayouts
+from meshwire.encoded_layout.encoded import EncodedLayout
 from meshwire.model.manifest import ModelManifest, TensorSpec, first_difference
 from meshwire.model.plan import ALIGNMENT_VALUES, Plan, aligned, plan_buckets
 from meshwire.model.plans_by_round import RoundPlans
 from meshwire.model.schedule import Stretch, Travel, refusal
-from meshwire.rounds.learner import RoundSettings
+from meshwire.rounds.learner_state import RoundSettings
 from meshwire.sync_modes.mode import sync_settings
 
 SHAPES = ((40, 30), (7,), (90, 100), (33,), (2, 3, 5))

@@ -32,7 +32,7 @@ from meshwire.rounds.inputs import (
     StepSealed,
     TimeReached,
 )
-from meshwire.rounds.learner import (
+from meshwire.rounds.learner_state import (
     DEADLINE_STEPS_MIN,
     HANGS_AFTER_S,
     Phase,

@@ -31,7 +31,7 @@ from meshwire.rounds.inputs import (
     StepSealed,
     TimeReached,
 )
-from meshwire.rounds.learner import Phase, RoundSettings
+from meshwire.rounds.learner_state import Phase, RoundSettings
 from meshwire.rounds.machine import RoundMachine
 from meshwire.sync_modes.mode import Straggler, Visibility
 

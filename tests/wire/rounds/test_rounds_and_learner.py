@@ -46,7 +46,7 @@ from meshwire.rounds.inputs import (
     RoundDecoded,
     RoundServed,
 )
-from meshwire.rounds.learner import Phase, RoundSettings
+from meshwire.rounds.learner_state import Phase, RoundSettings
 from meshwire.rounds.machine import RoundMachine
 from meshwire.rounds.rounds_and_learner import JobRounds
 from meshwire.samples.grants import SampleGrants

@@ -7,7 +7,7 @@ import pytest
 
 from meshwire.message_base import Wire
 from meshwire.messages.learner import BarrierPassed, RoundDone, Start
-from meshwire.rounds.learner import Phase
+from meshwire.rounds.learner_state import Phase
 from meshwire.rounds.schedule import LearnerSchedule
 
 

@@ -1,4 +1,4 @@
-"""LGC's convolutional autoencoder in numpy: values to latents and back (`meshwire.layout.lgc_autoencoder`).
+"""LGC's convolutional autoencoder in numpy: values to latents and back (`meshwire.encoded_layout.lgc_autoencoder`).
 
 Back, all members must get equal bits from equal latents, whatever their processors: there every value is made of single
 additions and multiplications in one order, as in `orthonormal.py`. There, only the sender's own result counts: BLAS
@@ -8,7 +8,7 @@ may sum as it likes.
 import numpy as np
 
 from meshtraind.codecs.base import CodecError, Values
-from meshwire.layout.lgc_autoencoder import (
+from meshwire.encoded_layout.lgc_autoencoder import (
     BLOCK_VALUES,
     GROUP_VALUES,
     HIDDEN,

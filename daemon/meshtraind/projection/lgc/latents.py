@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from meshtraind.codecs.base import CodecError, Values
 from meshtraind.projection.lgc.autoencoder import Autoencoder, starting_weights
 from meshtraind.projection.orthonormal import left_factor, orthonormal, product_into
-from meshwire.layout.lgc_autoencoder import GROUP_VALUES, LATENT_MAX, Architecture
+from meshwire.encoded_layout.lgc_autoencoder import GROUP_VALUES, LATENT_MAX, Architecture
 
 FADING = 0.9  # what a round leaves of what earlier ones have shown
 

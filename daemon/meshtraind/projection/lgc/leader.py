@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshtraind.codecs.base import Values
-from meshwire.layout.lgc import PLACE_MIDDLE, Chosen
+from meshwire.encoded_layout.lgc import PLACE_MIDDLE, Chosen
 
 Places = NDArray[np.int32]
 

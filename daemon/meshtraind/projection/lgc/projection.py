@@ -1,4 +1,4 @@
-"""Learned gradient compression: values at places that all share, and latents of them (`meshwire.layout.lgc`).
+"""Learned gradient compression: values at places that all share, and latents of them (`meshwire.encoded_layout.lgc`).
 
 The places and the basis, or autoencoder, of round k are what was announced in the rounds from k - lag backwards, each
 place once in them, and nothing else; where nothing was, places are evenly spaced, and the basis is smooth.
@@ -21,8 +21,8 @@ from meshtraind.projection.lgc.latents import AsTheyAre, Basis, Convolved, Learn
 from meshtraind.projection.lgc.leader import Announced, Places, announce, default_places, heard, largest_places
 from meshtraind.projection.lgc.residuals import Map, Underway, WholeRests
 from meshtraind.projection.lgc.training import EncoderLearning
-from meshwire.layout.lgc import PIECE_BLOCKS, Chosen, lag
-from meshwire.layout.lgc_autoencoder import Architecture
+from meshwire.encoded_layout.lgc import PIECE_BLOCKS, Chosen, lag
+from meshwire.encoded_layout.lgc_autoencoder import Architecture
 from meshwire.model.plan import aligned
 
 VALUE_MAX = 2.0**100  # of what is encoded: what is decoded is then finite

@@ -10,7 +10,7 @@ from meshtraind.contributions.error_feedback import Residual
 from meshtraind.projection.late_rests import LateRests
 from meshtraind.projection.lgc.latents import AsTheyAre, Basis, Convolved
 from meshtraind.projection.lgc.leader import Places
-from meshwire.layout.lgc import PIECE_BLOCKS, Chosen
+from meshwire.encoded_layout.lgc import PIECE_BLOCKS, Chosen
 
 Map = AsTheyAre | Basis | Convolved
 

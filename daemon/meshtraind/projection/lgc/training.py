@@ -11,7 +11,7 @@ import numpy as np
 from meshtraind.codecs.base import CodecError, Values
 from meshtraind.projection.lgc.autoencoder import check_weights, starting_weights
 from meshwire import limits
-from meshwire.layout.lgc_autoencoder import GROUP_VALUES, Architecture
+from meshwire.encoded_layout.lgc_autoencoder import GROUP_VALUES, Architecture
 from meshwire.messages.learner import EncoderTask, LearnerEncoder
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from meshtraind.contributions.results import RoundResults
 from meshtraind.contributions.seeds import segment_seed
 from meshtraind.contributions.segments import RoundForms, values_in
 from meshtraind.projection.orthonormal import orthonormal
-from meshwire.layout.powersgd import Factors, lag
+from meshwire.encoded_layout.powersgd import Factors, lag
 
 Matrices = list[Values | None]
 """Of each tensor of a bucket, r rows; None of one that is sent as it is."""

@@ -1,6 +1,6 @@
 """Low rank: matrices travel as factors, each on a basis that is known to all when it is made.
 
-Where they lie: `meshwire.layout.powersgd`.
+Where they lie: `meshwire.encoded_layout.powersgd`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +27,7 @@ from meshtraind.projection.orthonormal import (
 )
 from meshtraind.projection.powersgd.bases import Bases, Matrices
 from meshwire.collectives.exchange import Part
-from meshwire.layout.powersgd import Factors, Piece, Side
+from meshwire.encoded_layout.powersgd import Factors, Piece, Side
 from meshwire.model.plan import aligned
 
 FACTOR_MAX = 2.0**100  # the product of mean and basis is then finite

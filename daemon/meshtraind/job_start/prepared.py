@@ -8,9 +8,9 @@ from meshtraind.storage.job_record import Job
 from meshtraind.transport.connection import RequestFailed
 from meshwire.codecs.registry import FP16, parse_codec
 from meshwire.collectives.strategy import collective_for
-from meshwire.layout.budget import budget_of
-from meshwire.layout.by_round import RoundLayouts
-from meshwire.layout.encoded import EncodedLayout
+from meshwire.encoded_layout.budget import budget_of
+from meshwire.encoded_layout.by_round import RoundLayouts
+from meshwire.encoded_layout.encoded import EncodedLayout
 from meshwire.memory_layout.footprint import fits, residual_bytes, retained_bytes
 from meshwire.messages.job import JobSpec
 from meshwire.messages.learner import LearnerModel, SampleSpace

@@ -37,7 +37,8 @@ class EncodedLayout:
         plan: of what is encoded.
         codec: the job's.
         parameters: that of the parameters' buckets, where it is not the job's.
-        shorter: what of the model's vector `plan` is, where another one is sent (`meshwire.layout.projections`).
+        shorter: what of the model's vector `plan` is, where another one is sent
+            (`meshwire.encoded_layout.projections`).
 
     Attributes:
         projected: another vector than the model's is sent.

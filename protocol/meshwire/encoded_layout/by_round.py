@@ -6,8 +6,8 @@ So all members agree on it without a word, whenever they came in, and a round th
 from itertools import chain
 
 from meshwire.codecs.registry import FP16, CodecSpec
-from meshwire.layout.encoded import EncodedLayout, LayoutPhase
-from meshwire.layout.projections import TRANSFORMS
+from meshwire.encoded_layout.encoded import EncodedLayout, LayoutPhase
+from meshwire.encoded_layout.projections import TRANSFORMS
 from meshwire.model.plan import Plan
 from meshwire.model.plans_by_round import RoundPlans
 

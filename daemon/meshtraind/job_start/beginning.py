@@ -3,8 +3,8 @@
 import asyncio
 import shutil
 
+from meshtraind.job_start.resume import Resuming, begins_after
 from meshtraind.rounds.history import Entry
-from meshtraind.startup.resume import Resuming, begins_after
 from meshtraind.storage.cleanup import RESUME
 from meshtraind.storage.job_record import Job
 from meshwire.messages.generation import Enter

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from meshwire.codecs.registry import parse_codec
 from meshwire.codecs.sparsifiers import chosen_bytes_max, kept_within
-from meshwire.layout.budget import Budget, budget_of
-from meshwire.layout.encoded import EncodedLayout
+from meshwire.encoded_layout.budget import Budget, budget_of
+from meshwire.encoded_layout.encoded import EncodedLayout
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import Plan, plan_buckets
 

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from meshwire import limits
 from meshwire.codecs.registry import FP16, FP32, parse_codec
-from meshwire.layout.by_round import RoundLayouts
-from meshwire.layout.lgc import BLOCK_CHOSEN_MAX, BLOCK_VALUES_MAX, Chosen, block_values, chosen_of
-from meshwire.layout.lgc_autoencoder import Architecture
-from meshwire.layout.projections import builds_on
+from meshwire.encoded_layout.by_round import RoundLayouts
+from meshwire.encoded_layout.lgc import BLOCK_CHOSEN_MAX, BLOCK_VALUES_MAX, Chosen, block_values, chosen_of
+from meshwire.encoded_layout.lgc_autoencoder import Architecture
+from meshwire.encoded_layout.projections import builds_on
 from meshwire.model.plan import plan_buckets
-from tests.wire.layout.test_powersgd import RESNET18, SHAPES, manifest
+from tests.wire.encoded_layout.test_powersgd import RESNET18, SHAPES, manifest
 
 
 @given(

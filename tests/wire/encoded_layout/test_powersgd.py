@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwire.codecs.registry import FP16, FP32, parse_codec, values_codec
-from meshwire.layout.by_round import RoundLayouts
-from meshwire.layout.encoded import EncodedLayout
-from meshwire.layout.powersgd import Factors, Side, both_factors_of, factors_of, lag, rank_of, side_of
-from meshwire.layout.projections import builds_on
+from meshwire.encoded_layout.by_round import RoundLayouts
+from meshwire.encoded_layout.encoded import EncodedLayout
+from meshwire.encoded_layout.powersgd import Factors, Side, both_factors_of, factors_of, lag, rank_of, side_of
+from meshwire.encoded_layout.projections import builds_on
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import aligned, plan_buckets
 

@@ -3,7 +3,7 @@
 import pytest
 
 from meshwire.codecs.registry import FAMILIES, FP16, buffer_codec, parse_codec
-from meshwire.layout.by_round import RoundLayouts
+from meshwire.encoded_layout.by_round import RoundLayouts
 from tests.wire.collectives.test_strategy import PLAN
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from meshwire.codecs.registry import CodecSpec, values_codec
-from meshwire.layout.encoded import EncodedLayout, LayoutPhase
+from meshwire.encoded_layout.encoded import EncodedLayout, LayoutPhase
 from meshwire.model.plan import VALUE_BYTES, Bucket, Plan, Span, aligned, values_per_segment
 
 
@@ -142,7 +142,7 @@ def both_factors_of(plan: Plan, codec: CodecSpec) -> Factors:
 
 
 class FactorLayouts:
-    """Of rounds of low rank (`meshwire.layout.projections`)."""
+    """Of rounds of low rank (`meshwire.encoded_layout.projections`)."""
 
     def phases(self, plan: Plan, codec: CodecSpec) -> tuple[LayoutPhase, ...]:
         """All rounds; of half iterations even ones, and odd ones."""

@@ -10,9 +10,9 @@ from typing import Protocol
 
 from meshwire import limits
 from meshwire.codecs.spec import CodecSpec
-from meshwire.layout.encoded import LayoutPhase
-from meshwire.layout.lgc import SharedPlaces
-from meshwire.layout.powersgd import FactorLayouts
+from meshwire.encoded_layout.encoded import LayoutPhase
+from meshwire.encoded_layout.lgc import SharedPlaces
+from meshwire.encoded_layout.powersgd import FactorLayouts
 from meshwire.model.plan import Plan
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from meshwire.codecs.schedules import size_text
 from meshwire.codecs.sparsifiers import chosen_bytes_max
 from meshwire.codecs.spec import CodecSpec
-from meshwire.layout.encoded import EncodedLayout
+from meshwire.encoded_layout.encoded import EncodedLayout
 from meshwire.model.plan import Plan
 
 

@@ -18,12 +18,12 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import pytest
 
+from meshtraind.job_start.beginning import JobBeginning
 from meshtraind.jobs.routing import JobRouter
 from meshtraind.learner import supervisor as learnerlife
 from meshtraind.learner.script_error import ScriptError
 from meshtraind.runtime.tasks import TaskSet, told_elsewhere
 from meshtraind.session.session import JobSession
-from meshtraind.startup.beginning import JobBeginning
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.job_record import Job
 from meshtraind.trust.learner_tokens import LearnerTokens

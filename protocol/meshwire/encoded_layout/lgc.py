@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshwire.codecs.registry import CodecSpec, values_codec
-from meshwire.layout.encoded import EncodedLayout, LayoutPhase
-from meshwire.layout.lgc_autoencoder import Architecture
+from meshwire.encoded_layout.encoded import EncodedLayout, LayoutPhase
+from meshwire.encoded_layout.lgc_autoencoder import Architecture
 from meshwire.model.plan import ALIGNMENT_VALUES, VALUE_BYTES, Bucket, Plan, Span, aligned, values_per_segment
 
 BLOCK_CHOSEN_MAX = 16  # they are ordered, and one small basis is for all blocks
@@ -138,7 +138,7 @@ def _blocks(bucket: Bucket, size: int) -> int:
 
 
 class SharedPlaces:
-    """Of rounds with places that all members share (`meshwire.layout.projections`)."""
+    """Of rounds with places that all members share (`meshwire.encoded_layout.projections`)."""
 
     def phases(self, plan: Plan, codec: CodecSpec) -> tuple[LayoutPhase, ...]:
         """While the basis is learnt, and after that."""
