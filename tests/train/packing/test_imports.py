@@ -53,3 +53,8 @@ def test_modules_that_import_each_other_end(tmp_path: Path) -> None:
 )
 def test_where_nothing_can_be_known_nothing_is_claimed(tmp_path: Path, text: str) -> None:
     assert needed(tmp_path, {"train.py": text}) == ()
+
+
+def test_one_file_that_says_where_modules_are_speaks_for_all(tmp_path: Path) -> None:
+    files = {"train.py": "import sys\nsys.path.append('lib')\nimport other\n", "other.py": "import mine\n"}
+    assert needed(tmp_path, files) == ()
