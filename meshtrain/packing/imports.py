@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+from meshwire import limits
 from meshwire.jobs.files import FileManifest
 
 FILES_MAX = 500  # of a script's own that are read
@@ -28,7 +29,8 @@ def modules_needed(source: FileManifest, root: Path, script: str) -> tuple[str, 
             return ()
         for module, level in _imports(text):
             name = module.partition(".")[0]
-            if not level and not _is_shipped(source, PurePosixPath(script).parent / name):
+            asked = name.isascii() and len(name) <= limits.MODULE_CHARS_MAX  # others no package has
+            if asked and not level and not _is_shipped(source, PurePosixPath(script).parent / name):
                 needed.add(name)
     return tuple(sorted(needed - sys.stdlib_module_names - GIVEN))
 
@@ -41,8 +43,10 @@ def _followed(source: FileManifest, root: Path, script: str) -> Iterator[str]:
         file = waiting.pop()
         yield file
         for module, level in _imports(_text(root / file)):
-            base = PurePosixPath(script).parent if not level else PurePosixPath(file).parents[level - 1]
-            for found in _files_of(base, module):
+            bases = (
+                [PurePosixPath(script).parent] if not level else list(PurePosixPath(file).parents)[level - 1 : level]
+            )
+            for found in (path for base in bases for path in _files_of(base, module)):
                 if found in there and found not in begun:
                     begun.add(found)
                     waiting.append(found)

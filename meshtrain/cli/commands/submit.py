@@ -352,7 +352,7 @@ def submit(
             partition_wait=waits,
             prediction=chosen.prediction,
             requirements=packages,
-            modules=_modules(source, relative, environment),
+            modules=_modules(source, relative, environment, place),
             checkpoint_every=checkpoint_every,
             resume=None if resume is None else resume_from(client, resume),
         )
@@ -447,13 +447,18 @@ def _settings(
         raise BadCommandLine(str(error)) from None
 
 
-def _modules(source: "Packed", script: str, environment: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-    """What the script imports, to be looked for everywhere; nothing where its owner says where modules are found."""
+def _modules(
+    source: "Packed", script: str, environment: Sequence[tuple[str, str]], data_place: str | None
+) -> tuple[str, ...]:
+    """What the script imports, to be looked for everywhere but in the data folder; nothing where its owner says where
+    modules are found."""
     from meshtrain.packing.imports import modules_needed
 
     if any(name.startswith("PYTHON") for name, _ in environment):
         return ()
-    return modules_needed(source.manifest, source.root, script)[: limits.MODULES_MAX]
+    needed = modules_needed(source.manifest, source.root, script)
+    data = None if data_place is None else data_place.partition("/")[0]
+    return tuple(name for name in needed if name != data)[: limits.MODULES_MAX]
 
 
 def _waits(typed: str | None) -> PartitionWait | None:

@@ -42,6 +42,11 @@ def test_shipped_modules_are_followed_and_not_looked_for(tmp_path: Path) -> None
     assert needed(tmp_path, files, "src/train.py") == ("accelerate", "einops", "torchaudio")
 
 
+def test_imports_that_no_package_can_mean_are_left_to_the_script(tmp_path: Path) -> None:
+    text = f"from .. import above\nfrom ... import far\nimport größe\nimport {'x' * 101}\nimport einops\n"
+    assert needed(tmp_path, {"train.py": text}) == ("einops",)
+
+
 def test_modules_that_import_each_other_end(tmp_path: Path) -> None:
     assert needed(tmp_path, {"train.py": "import a\n", "a.py": "import b\n", "b.py": "import a\nimport yaml\n"}) == (
         "yaml",
