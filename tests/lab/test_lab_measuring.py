@@ -22,6 +22,7 @@ pytestmark = [
 ]
 
 MBIT = 125_000
+TRIES = 5  # one may meet a moment in which the other tests have both cores, and then says less than the link carries
 OFF = 0.15  # of the rate, at rates that a machine carries which other tests keep busy
 
 
@@ -52,31 +53,30 @@ async def linked(lab: Lab) -> AsyncIterator[Device]:
             await connection.closed()
 
 
-async def found(lab: Lab) -> MeasuredLink:
-    async with linked(lab) as anna:
-        assert (await measured(anna)).failed == ()
-        link = anna.figures
+async def found(lab: Lab, one_way_bytes_s: float, both_bytes_s: float, *, shared: bool) -> None:
+    """A measurement finds these rates, within what a busy machine allows, and none finds more."""
+    for left in reversed(range(TRIES)):
+        async with linked(lab) as anna:
+            assert (await measured(anna)).failed == ()
+            link = anna.figures
         assert isinstance(link, MeasuredLink)
-        return link
+        rates = {link.send_bytes_s: one_way_bytes_s, link.receive_bytes_s: one_way_bytes_s}
+        assert all(rate <= due * (1 + OFF) for rate, due in rates.items()), link
+        assert link.both_bytes_s <= both_bytes_s * (1 + 2 * OFF), link
+        enough = all(rate >= due * (1 - OFF) for rate, due in rates.items())
+        if enough and link.both_bytes_s >= both_bytes_s * (1 - 2 * OFF) and link.shared is shared:
+            return
+        assert left, f"none of {TRIES} measurements found the link's rates; the last one: {link}"
 
 
 @pytest.mark.parametrize("mbit", [1, 20])
 def test_a_cable_carries_its_rate_each_way_and_both_at_once(mbit: int) -> None:
     with Lab(stations=2, rate_mbit=mbit) as lab:
-        link = asyncio.run(found(lab))
-    assert link.send_bytes_s == pytest.approx(mbit * MBIT, rel=OFF)
-    assert link.receive_bytes_s == pytest.approx(mbit * MBIT, rel=OFF)
-    assert not link.shared
-    assert link.both_bytes_s == pytest.approx(2 * mbit * MBIT, rel=2 * OFF)
+        asyncio.run(found(lab, mbit * MBIT, 2 * mbit * MBIT, shared=False))
 
 
 def test_stations_in_a_cell_share_its_air() -> None:
     """What crosses the air twice has half of it, alone and both ways together."""
     mbit = 20
     with Lab(stations=2, cell=Cell(mbit)) as lab:
-        link = asyncio.run(found(lab))
-    half = mbit / 2 * MBIT
-    assert link.send_bytes_s == pytest.approx(half, rel=OFF)
-    assert link.receive_bytes_s == pytest.approx(half, rel=OFF)
-    assert link.shared
-    assert link.both_bytes_s == pytest.approx(half, rel=2 * OFF)
+        asyncio.run(found(lab, mbit / 2 * MBIT, mbit / 2 * MBIT, shared=True))
