@@ -4,7 +4,7 @@ Members are simulated: each takes gradients of its own batches, or H local steps
 job's codecs, parts and error feedback, of workers and of owners, segment by segment. It is for comparing codecs, and
 two versions of one, on a few seeds in minutes; what jobs of daemons reach says `codec_table`.
 
-SYNC is what `--sync` takes, such as `local:8,nesterov` or `demo`; 8 is short for `local:8`. Where no codec stands
+SYNC is what `--sync` takes, such as `diloco:8` or `demo`; 8 is short for `local:8`. Where no codec stands
 before it, that is the one that it brings. `--rate` is the learning rate, for `demo` of SGD without momentum.
 
 `hook:4,10` is PowerSGD of rank 4 as torch's hook has it, after 10 rounds that travel whole. `--model cnn` trains the
@@ -227,7 +227,7 @@ def train(way: str, task_name: str, members: int, steps: int, seed: int, rate: f
         optimizers: list[torch.optim.Optimizer] = [torch.optim.SGD(parameters, lr=rate or SIGN_RATE)]
     else:
         optimizers = [task.optimizer(rate) for _ in range(members if period else 1)]
-    base_optimizer = outer_optimizer(sync.outer, parameters)
+    base_optimizer = outer_optimizer(sync, parameters)
     codec = None if text.startswith("hook:") else parse_codec(text)
     own_steps = [_own_step(model, each, sync, codec) for each in optimizers]
     exchange = exchange_of(text, [tuple(each.shape) for each in parameters], members)

@@ -30,7 +30,7 @@ from tests.lab.chaosmesh import NAMES, ChaosMesh
 BASELINE = "fp32"
 MORE = (  # besides every codec as it is by default
     *("int8:sr", "int4:sr", "onebit:warmup=40", "threshold:rms=1", "randomk:0.1"),
-    *("topk:0.1", "topk:0.1,gather", "topk:0.25..0.01/60", "fp32@local:8", "int8@local:8", "fp32@local:8,nesterov"),
+    *("topk:0.1", "topk:0.1,gather", "topk:0.25..0.01/60", "fp32@local:8", "int8@local:8", "fp32@diloco:8"),
     *("@sparseloco:8", "dct:32,decay=0.999@demo"),
     *("fp32%0.8,every=20,until=100", "fp16%0.8,every=20,until=100", "fp32@local:8%0.8,every=5,until=30"),
 )

@@ -87,12 +87,15 @@ def random_setting(random: Random, founders_choice: Sequence[int] = (1, 2, 2, 3,
     sync: SyncSettings = sync_settings(f"ssp:{s}" if s else "bsp", straggler, shares=shares)
     if straggler == "wait" and s and random.random() < FIXED:
         sync = sync_settings(f"ssp:{s}", "wait", "fixed")
+    total, batch = random.choice([max(7, devices), 23, 60]), random.choice([1, 2, 3])
+    if straggler == "carry" and shares == "equal" and batch > 1:
+        sync = sync_settings(f"local:4,ssp:{s}")  # a step of the simulated learners is a period, and can end early
     return Setting(
         founders=founders,
         newcomers=newcomers,
         sync=sync,
-        total=random.choice([max(7, devices), 23, 60]),
-        batch=random.choice([1, 2, 3]),
+        total=total,
+        batch=batch,
         patience_s=random.choice([1.0, 2.0]),
         step_s=tuple(random.choice([0.6, 0.6, 0.8, 2.0]) for _ in range(devices)),
         delays_s=random.choice([(0.001, 0.005), (0.001, 0.005, 0.02, 0.1), (0.02, 0.3)]),

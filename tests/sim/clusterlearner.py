@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from meshwire.message_base import Wire
 from meshwire.messages.learner import (
+    EndPeriod,
     EpochOver,
     Grant,
     LearnerApplied,
@@ -122,6 +123,8 @@ class Learner:
         self._applying = False
         self._step = 0
         self._lockstep = sync.staleness == 0
+        self._computing = 0  # void events of a period that ended early bear an earlier number
+        self._unbound = False  # it computes, and no bucket is ready
         self._awaits_round = False  # with s=0 a step that is sealed ends with its round
         self._lost_step = 0
         self.deal = Deal(sync)
@@ -170,6 +173,8 @@ class Learner:
                 self._apply()
             case Start(step=step):
                 self._start(step)
+            case EndPeriod(step=step):
+                self._end_early(step)
             case Save():
                 self._saves.append(body)
                 self._give_state()
@@ -262,10 +267,27 @@ class Learner:
         forward_s = self._step_s * 0.5 + self.hang_s
         self.hang_s = 0.0
         poisoned, self.poison = self.poison, False
+        self._unbound = True
         for bucket in range(BUCKETS):
             at_s = forward_s + bucket * self._step_s * 0.25
-            self._after(at_s, partial(self._bucket, bucket, poisoned and bucket == BUCKETS - 1))
-        self._after(forward_s + self._step_s * 0.5, self._seal)
+            self._in_step(at_s, partial(self._bucket, bucket, poisoned and bucket == BUCKETS - 1))
+        self._in_step(forward_s + self._step_s * 0.5, self._seal)
+
+    def _end_early(self, step: int) -> None:
+        """R9: behind the local step at hand."""
+        assert step <= self._step, "a period is called that has not begun"
+        if self._unbound and step == self._step:
+            self._computing += 1
+            for bucket in range(BUCKETS):
+                self._in_step(self._step_s * 0.1, partial(self._bucket, bucket, False))
+            self._in_step(self._step_s * 0.1, self._seal)
+
+    def _in_step(self, delay_s: float, event: Callable[[], None]) -> None:
+        self._after(delay_s, partial(self._unless_void, self._computing, event))
+
+    def _unless_void(self, computing: int, event: Callable[[], None]) -> None:
+        if computing == self._computing:
+            event()
 
     def _bucket(self, bucket: int, poisoned: bool) -> None:
         poison = Poison(bucket=bucket, parameter="w", reason="not finite") if poisoned else None
@@ -273,6 +295,7 @@ class Learner:
         blocks = tuple(block for batch in batches for block in batch)
         name = f"{self.name}.{self._step}"
         if bucket == 0:
+            self._unbound = False
             assert self.rounds is not None
             self._daemon.world.contributes(self.rounds, self.start)
             self.memory.slots.put(self._step, name)

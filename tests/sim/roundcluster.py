@@ -23,6 +23,7 @@ from meshwire.rounds.effects import (
     ContributePoison,
     Effect,
     LearnerCutOff,
+    PeriodCalled,
     ProtocolError,
     RoundComplete,
     StepDropped,
@@ -82,6 +83,7 @@ class Learner:
         self.steps_ended = 0
         self.life = 0
         self.alive = True
+        self.local_step_s = math.inf  # of a period that can end early: until the next of its local steps is over
         self.base = b""
         self.ready_to_apply: list[RoundComplete] = []
         self.finished_s = 0.0
@@ -108,6 +110,7 @@ class Cluster:
         buckets: int = 3,
         mishaps: tuple[Mishap, ...] = (),
         barriers: tuple[int, ...] = (),
+        periods: bool = False,
     ) -> None:
         self.seed = seed
         self.random = Random(seed)
@@ -131,6 +134,7 @@ class Cluster:
                     rtt_s=2 * timing.delay_s[1],
                     visibility=visibility,
                     unapplied_max=unapplied_max,
+                    ends_early=periods,
                 )
             )
             for rank in range(members)
@@ -151,6 +155,7 @@ class Cluster:
         self.bases: dict[int, bytes] = {}
         self.nulls: list[tuple[int, int, Phase]] = []  # rank, round, phase
         self.calls = 0
+        self.called: list[set[tuple[int, int]]] = [set() for _ in range(members)]  # by rank: (life, step) to end early
         self.cut_offs: list[tuple[int, LearnerCutOff]] = []
         self.dropped: list[tuple[int, StepDropped]] = []
         self.gone: set[int] = set()  # ranks that have finished
@@ -200,6 +205,12 @@ class Cluster:
                     self.dropped.append((rank, effect))
                     overdue = any(other == rank and cut_off.round is None for other, cut_off in self.cut_offs)
                     assert machine.phase is Phase.ABSENT or overdue, "R4: a null never makes a gradient too old"
+                case PeriodCalled(step):
+                    key = self.learners[rank].life, self.learners[rank].steps_begun
+                    assert key not in self.called[rank], "R9: once is enough"
+                    assert (key[1], machine.phase) == (step, Phase.COMPUTING)
+                    self.called[rank].add(key)
+                    self._at(0.0, partial(self._end_early, rank, key))
                 case ProtocolError():
                     self.errors.append(effect)
         may_start, _ = machine.may_start()
@@ -393,6 +404,7 @@ class Cluster:
         die = self.mishaps.pop((rank, step, "die"), None) or self.mishaps.pop((rank, step, "leave"), None)
         order = self.random.sample(range(self.buckets), self.buckets)
         weight = float((5 * step + 7 * rank) % 9 + 1)
+        learner.local_step_s = math.inf if hang or die else 0.1 * duration_s
         for position, bucket in enumerate(order):
             if hang and position == hang.bucket:
                 at_s += hang.for_s
@@ -404,6 +416,18 @@ class Cluster:
         if die:
             self._at(at_s, partial(self._die, rank, learner.life, die))
             return
+        self._at(at_s, partial(self._seal, rank, learner.life, step))
+
+    def _end_early(self, rank: int, called: tuple[int, int]) -> None:
+        """R9: behind the local step at hand its period ends. One that hangs or dies in it does not hear the call."""
+        learner, step = self.learners[rank], called[1]
+        computes = self.machines[rank].phase is Phase.COMPUTING and called == (learner.life, learner.steps_begun)
+        if not computes or learner.local_step_s == math.inf:
+            return
+        learner.life += 1
+        at_s = learner.local_step_s * self.random.random()
+        for bucket in range(self.buckets):
+            self._at(at_s, partial(self._bucket, rank, learner.life, step, bucket, 1.0, bucket == 0))
         self._at(at_s, partial(self._seal, rank, learner.life, step))
 
     def _bucket(self, rank: int, life: int, step: int, bucket: int, weight: float, first: bool) -> None:

@@ -44,6 +44,7 @@ def random_cluster(seed: int, members: int, s: int) -> Cluster:
         buckets=buckets,
         mishaps=mishaps,
         barriers=tuple(random.sample(range(1, steps + 1), random.choice([0, 0, 1, 2]))),
+        periods=s > 0 and straggler == "carry" and random.random() < 0.4,
         timing=Timing(
             step_s=tuple(random.choice([1.0, 1.0, 1.3, 3.0, 6.0]) for _ in range(members)),
             jitter=random.choice([0.0, 0.1, 0.5]),
@@ -104,6 +105,31 @@ def test_nobody_waits_for_a_learner_that_s_can_carry(s: int, members: int) -> No
     slower = Timing((*step_s, s + 2.0), 0.0, delay_s=(0.0, 0.01), exchange_s=(0.1, 0.2))
     held_up = Cluster(5, members=members, staleness=s, steps=100, timing=slower).run()
     assert max(sum(waits_s) for waits_s in held_up.waits_s) > 1.0, "the bound is one: beyond it they do wait"
+
+
+@pytest.mark.parametrize("members", [2, 4])
+@pytest.mark.parametrize("s", mostly_slow([1, 2]))
+def test_who_is_slower_takes_shorter_periods_and_nobody_waits(s: int, members: int) -> None:
+    """R9: however slow one is, the others keep their speed, and it is in nearly every round with what it has."""
+    timing = Timing((1.0,) * (members - 1) + (5.0,), 0.1, delay_s=(0.0, 0.01), exchange_s=(0.1, 0.3))
+    cluster = Cluster(3, members=members, staleness=s, steps=100, timing=timing, periods=True).run()
+    for rank in range(members - 1):
+        assert cluster.speed(rank) > 0.95, f"{cluster.speed(rank)} of its own speed"
+    assert cluster.mean_contributors_until(95) >= 0.95 * members
+    assert not cluster.nulls or all(round_ > 95 for _, round_, _ in cluster.nulls), (
+        "nobody that computes is passed over"
+    )
+    held_up = Cluster(3, members=members, staleness=s, steps=100, timing=timing, straggler="wait").run()
+    assert held_up.speed(0) < 0.5, "without calls the bound holds them up"
+
+
+def test_equal_learners_lose_next_to_nothing_to_calls() -> None:
+    """R9: of periods with 10 % jitter most end by themselves or in their last tenth."""
+    timing = Timing((1.0,) * 4, 0.1, delay_s=(0.0, 0.01), exchange_s=(0.2, 0.5))
+    cluster = Cluster(1, members=4, staleness=1, steps=100, timing=timing, periods=True).run()
+    assert min(cluster.speed(rank) for rank in range(4)) > 1.0, "who is called ends sooner than by itself"
+    assert cluster.rounds <= 1.02 * cluster.steps
+    assert cluster.mean_contributors >= 0.98 * 4
 
 
 # Learners that stop.

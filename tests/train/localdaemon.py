@@ -106,9 +106,7 @@ class LocalDaemon:
         self.members = members
         self.spec = make_spec(**spec)
         self.lock = threading.Condition()
-        self.rounds = LocalRounds(
-            self.spec, members, self._notify, self._raw_slot, self._result_slot, promises=promises
-        )
+        self.rounds = LocalRounds(self.spec, members, self.notify, self._raw_slot, self._result_slot, promises=promises)
         self.models: dict[int, LearnerModel] = {}
         self.states: dict[int, tuple[bytes, ...]] = {}
         self.ready: set[int] = set()
@@ -237,11 +235,11 @@ class LocalDaemon:
 
     def save(self, rank: int, after_round: int, folder: Path) -> None:
         """The rank writes its state there, at its first boundary after this round."""
-        self._notify(rank, Save(number=1, after_round=after_round, folder=str(folder)))
+        self.notify(rank, Save(number=1, after_round=after_round, folder=str(folder)))
 
     def train_encoder(self, rank: int, task: EncoderTask) -> None:
         """The rank learns LGC's autoencoder, at a boundary."""
-        self._notify(rank, task)
+        self.notify(rank, task)
 
     def begin_from(self, folder: Path, round_: int, units: int, kept: bytes = b"") -> None:
         """Before the learners come: all load what was saved after `round_`, or take over what one has `kept`."""
@@ -260,7 +258,7 @@ class LocalDaemon:
 
     def stop(self, reason: str) -> None:
         for rank in list(self._streams):
-            self._notify(rank, Stop(reason=reason))
+            self.notify(rank, Stop(reason=reason))
         with self.lock:
             self.stopped = True
             self.lock.notify_all()
@@ -349,7 +347,7 @@ class LocalDaemon:
                     return StateTask(units=(), folder=str(folder))
                 self._until(lambda: 0 in self.ready)
                 folder.mkdir()
-                self._notify(0, Save(number=-rank, after_round=0, folder=str(folder), digests=units))
+                self.notify(0, Save(number=-rank, after_round=0, folder=str(folder), digests=units))
                 self._until(lambda: rank in self._given)
                 left_out = self._given[rank].left_out
                 return StateTask(
@@ -392,7 +390,8 @@ class LocalDaemon:
                 self.rounds.take(rank, body)
             self.lock.notify_all()
 
-    def _notify(self, rank: int, body: Wire) -> None:
+    def notify(self, rank: int, body: Wire) -> None:
+        """Says this to the rank's learner."""
         self._send(rank, Envelope(Role.NOTICE, 0, body))
 
     def _raise_errors(self) -> None:

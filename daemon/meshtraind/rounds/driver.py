@@ -142,6 +142,7 @@ class Rounds:
             staleness=staleness,
             straggler=spec.sync.straggler,
             visibility=spec.sync.visibility,
+            ends_early=spec.sync.ends_early,
             unapplied_max=unapplied_max(round_bytes, staleness),
             rtt_s=rtt_s,
         )

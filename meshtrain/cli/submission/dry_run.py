@@ -69,17 +69,16 @@ class MemoryNeeds:
         spec = parse_codec(codec or self.codec)
         layouts = RoundLayouts(self._plan, spec)
         coefficient = own_coefficient(self.sync.own, len(self.members))
-        bound = self.sync.staleness if staleness is None else staleness
+        sync = self.sync if staleness is None else self.sync.model_copy(update={"staleness": staleness})
         return footprint(
             size,
             self._plan.total_values,
             layouts.bytes_max,
             coefficient,
-            bound,
+            sync,
             spec,
-            self.sync.local,
             members=self.members_max or len(self.members),
-            transform_bytes=layouts.transform_bytes(bound),
+            transform_bytes=layouts.transform_bytes(sync.staleness),
             mask_bytes=mask_bytes(self.measurement.manifest.tensors, self.masks, self.sync),
             topology=self.topology if str(spec) == self.codec else None,
         )

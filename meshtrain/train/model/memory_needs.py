@@ -70,7 +70,7 @@ def learner_bytes(
     """
     size = model_size(tensors, optimizer, of_muon)
     places_bytes = mask_bytes(tensors.manifest.tensors, masks, sync)
-    return footprint(size, 0, 0, coefficient, sync.staleness, local=sync.local, mask_bytes=places_bytes).learner_bytes
+    return footprint(size, 0, 0, coefficient, sync, mask_bytes=places_bytes).learner_bytes
 
 
 def _state(optimizer: Optimizer, of_muon: Collection[int]) -> tuple[int, bool]:

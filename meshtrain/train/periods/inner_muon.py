@@ -20,7 +20,7 @@ from meshtrain.train.optim.optimizer_step import OptimizerStep
 
 CHOICE = "use_muon"  # in a param group: whether its matrices are Muon's, where the model does not tell rightly
 NAMED_MAX = 5
-_INSTEAD = "--sync local:H,nesterov --codec twobit"
+_INSTEAD = "--sync diloco:H --codec twobit"
 
 
 def check_muon_possible(optimizer: Optimizer) -> None:

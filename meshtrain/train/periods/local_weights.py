@@ -1,9 +1,11 @@
-"""The weights that a learner's own steps move with `--sync local:H`, and beside them the base where they began."""
+"""The weights that a learner's own steps move with a period (`--sync local:H` and its kin), and what lies beside."""
 
 from collections.abc import Sequence
 from enum import Enum
 
 import torch
+
+from meshtrain.train.optim.own_steps import OwnSteps
 
 
 class _ParametersHold(Enum):
@@ -17,22 +19,36 @@ class _ParametersHold(Enum):
 class LocalWeights:
     """Keeps the base beside the parameters while these are stepped on locally.
 
+    A period begins on the base. With a bound s > 0 earlier periods may be on their way into it: then it begins where
+    the outer optimizer would bring the base by these (`OwnSteps`), and that start is kept as well.
+
     Args:
         parameters: that are trained; they hold the base.
+        own: periods that have ended, and are in no round that is applied. With s=0 none ever is.
     """
 
-    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
+    def __init__(self, parameters: Sequence[torch.Tensor], own: OwnSteps) -> None:
         self._parameters = list(parameters)
-        self._beside = [p.detach().clone(memory_format=torch.preserve_format) for p in parameters]
+        self._own = own
+        self._beside = _copies(parameters)
+        self._start: list[torch.Tensor] | None = None  # where the period began, if not at the base
         self._held = _ParametersHold.BASE
 
     @torch.no_grad()
     def difference(self, position: int) -> torch.Tensor:
-        """base - local weights of the parameter at `position`, at least in fp32: what a period contributes."""
+        """Start - local weights of the parameter at `position`, at least in fp32: what a period contributes."""
         local, base = self._parameters[position], self._beside[position]
         if self._held is _ParametersHold.LENT:
             local, base = base, local
-        return _precise(base).sub(local)
+        start = base if self._start is None else self._start[position]
+        return _precise(start).sub(local)
+
+    @torch.no_grad()
+    def keep(self, step: int) -> None:
+        """What the period of this step has changed is on its way into a round; the next one begins ahead by it."""
+        if self._own.coefficient:
+            changes = [self.difference(at).to(each.dtype) for at, each in enumerate(self._parameters)]
+            self._own.keep(step, list(changes), b"")
 
     @torch.no_grad()
     def show_base(self) -> None:
@@ -43,32 +59,46 @@ class LocalWeights:
 
     @torch.no_grad()
     def show_view(self) -> None:
-        """The parameters hold the local weights; where a new period begins, these are equal to the base."""
+        """The parameters hold the local weights. Where a period begins, these are where it begins."""
         if self._held is _ParametersHold.LENT:
             self._swap()
         elif self._held is _ParametersHold.BASE:
             for parameter, beside in zip(self._parameters, self._beside, strict=True):
                 beside.copy_(parameter)
+            self._start = None
+            if self._own:
+                self._own.go_ahead(self._beside)
+                self._start = _copies(self._parameters)
         self._held = _ParametersHold.LOCAL
 
     def begin_step(self, newest_squared_norm: float) -> None:
-        """A period begins, on the base: what the one before has changed is in it, or lost."""
-        self.clear()
+        """A period begins anew: what the one before has changed is on its way, in the base, or lost."""
+        self.end_period()
+        self._own.begin_step(newest_squared_norm)
+
+    def end_period(self) -> None:
+        """The parameters hold the base, and local weights count no more."""
+        self.show_base()
+        self._held = _ParametersHold.BASE
 
     def drop(self, step: int) -> None:
-        """The period is in the base, or will never be: the parameters hold the base alone."""
-        self.clear()
+        """The period of this step is in the base, or will never be: the next one does not begin ahead by it."""
+        self._own.drop(step)
 
     def clear(self) -> None:
         """No period is on its way any more."""
-        self.show_base()
-        self._held = _ParametersHold.BASE
+        self.end_period()
+        self._own.clear()
 
     def _swap(self) -> None:
         for parameter, beside in zip(self._parameters, self._beside, strict=True):
             held = parameter.clone(memory_format=torch.preserve_format)
             parameter.copy_(beside)
             beside.copy_(held)
+
+
+def _copies(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [p.detach().clone(memory_format=torch.preserve_format) for p in parameters]
 
 
 def _precise(values: torch.Tensor) -> torch.Tensor:

@@ -4,21 +4,16 @@ from collections.abc import Sequence
 
 import torch
 
-from meshwire.sync_modes.mode import Outer
-
-# DiLoCo, Douillard et al. 2023, arXiv 2311.08105
-NESTEROV_RATE = 0.7
-NESTEROV_MOMENTUM = 0.9
+from meshwire.sync_modes.mode import SyncSettings
 
 
-def outer_optimizer(outer: Outer, parameters: Sequence[torch.Tensor]) -> torch.optim.SGD:
-    """SGD whose gradients are means of base - local weights.
+def outer_optimizer(sync: SyncSettings, parameters: Sequence[torch.Tensor]) -> torch.optim.SGD:
+    """SGD whose gradients are means of base - local weights: with lr 1 and no momentum base - mean(base - local) is the
+    mean of the local weights; `diloco:H` has 0.7 and Nesterov momentum of 0.9 (Douillard et al. 2023, arXiv
+    2311.08105).
 
     Args:
-        outer: "average": lr 1, so base - mean(base - local) is the mean of the local weights. "nesterov": DiLoCo's
-        step.
         parameters: that are trained.
     """
-    if outer == "average":
-        return torch.optim.SGD(parameters, lr=1.0)
-    return torch.optim.SGD(parameters, lr=NESTEROV_RATE, momentum=NESTEROV_MOMENTUM, nesterov=True)
+    momentum = sync.outer_momentum
+    return torch.optim.SGD(parameters, lr=sync.outer_rate, momentum=momentum, nesterov=momentum > 0)

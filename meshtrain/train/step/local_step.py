@@ -1,10 +1,14 @@
-"""What the script's `optimizer.step()` does with `--sync local:H`, by R9 (period): a step on weights of its own.
+"""What the script's `optimizer.step()` does with a period, by R9 (`--sync local:H`): a step on weights of its own.
 
 Each learner takes H local steps with the script's own optimizer, whose state is its own, by O8 (inner state). Then
 base - local weights, what these steps have changed, is its contribution to a round, weighed by the samples of all of
 them. The outer optimizer takes the mean of all contributions into the base as if it were a gradient, and the local
 weights begin again from there: local SGD with plain averaging (Stich 2019, arXiv 1805.09767), DiLoCo with Nesterov
 momentum (Douillard et al. 2023, arXiv 2311.08105, algorithm 1).
+
+With a bound s > 0 (`,ssp:S`) nobody waits for the round: the next period begins at once, where the outer optimizer
+would bring the base by the own periods on their way, and rounds that have arrived go into the base between two periods.
+With plain averaging that is delayed gradient averaging (Zhu et al. 2021, "DGA", algorithm 1) with K = H and D = s*H.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,6 +27,8 @@ from meshtrain.train.step.base import Base
 from meshtrain.train.step.boundary import StepBoundary
 from meshtrain.train.step.contribution import StepContribution
 from meshtrain.train.step.mask_growth import MaskGrowth
+from meshwire.messages.learner import EndPeriod
+from meshwire.sync_modes.mode import SyncSettings
 
 
 class LocalStep:
@@ -35,7 +41,7 @@ class LocalStep:
         base: with the outer optimizer, which rounds are applied with.
         weights: the local weights, and the base beside them.
         growth: what stands for the change of weights that are left out.
-        period: H, local steps in a round.
+        sync: the period H, local steps in a round, and the bound s.
 
     Attributes:
         number: of the local step at hand, from 1.
@@ -51,7 +57,7 @@ class LocalStep:
         weights: LocalWeights,
         growth: MaskGrowth,
         scaling: LossScaling,
-        period: int,
+        sync: SyncSettings,
     ) -> None:
         self._own = step
         self._base = base
@@ -60,7 +66,9 @@ class LocalStep:
         self._weights = weights
         self._growth = growth
         self._scaling = scaling
-        self._period = period
+        self._period = sync.period
+        self._waits = sync.staleness == 0
+        self._called = 0  # this step's period ends with the local step at hand
         self._frozen = FrozenCheck(base.means.tensors, step.optimizer)
         self.rehearsal = Rehearsal(base.means.parameters(), base.buffers, scaling, growth)
         self._taken = 0  # steps of this period
@@ -104,15 +112,26 @@ class LocalStep:
         self._boundary.show_own_buffers()
         contribution.seal()
         contribution.sealed = True
-        done = contribution.wait_round()
-        if done is not None:
-            self._base.apply(done)
-        weights.drop(contribution.step)
+        done = None
+        if self._waits:
+            done = contribution.wait_round()
+            if done is not None:
+                self._base.apply(done)
+            lost = done is None or done.void
+        else:
+            lost = contribution.poisoned  # what is not finite would spread over all periods that begin ahead by it
+            if not lost:
+                weights.keep(contribution.step)
+        weights.end_period()
         growth.forget()
-        if done is None or done.void:
+        if lost:
             self._forget_local_steps()
         self._boundary.end_step(done)
         return True
+
+    def end_early(self, call: EndPeriod) -> None:
+        """Another learner has ended its period: this one ends with the local step at hand, or the next one."""
+        self._called = call.step
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
         if self.rehearsal.on:
@@ -134,7 +153,7 @@ class LocalStep:
     def _count_step(self) -> None:
         self.number += 1
         self._taken += 1
-        if self._taken == self._period:
+        if self._taken == self._period or self._called == self._contribution.step:
             self.end_period()
 
     def _forget_local_steps(self) -> None:

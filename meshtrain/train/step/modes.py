@@ -1,8 +1,8 @@
 """Puts an engine together: the parts that every mode of `--sync` has, and those of its own.
 
-Two kinds of mode exist. With `bsp`, `ssp:S` and `demo` each backward pass is a round of gradients; with `local:H` a
-round is of what H local steps have changed (R9, period). Each function below makes the parts in the order in which
-values pass through them: into the contribution, into the base, then the boundary, then what the script calls.
+Two kinds of mode exist. With `bsp`, `ssp:S` and `demo` each backward pass is a round of gradients; with `local:H` and
+its kin a round is of what H local steps have changed (R9, period). Each function below makes the parts in the order in
+which values pass through them: into the contribution, into the base, then the boundary, then what the script calls.
 """
 
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from meshtrain.train.optim.lent_gradients import LentGradients
 from meshtrain.train.optim.loss_scaling import LossScaling
 from meshtrain.train.optim.momentum_handover import WithoutMomentum
 from meshtrain.train.optim.optimizer_step import OptimizerStep
+from meshtrain.train.optim.own_steps import OwnSteps
 from meshtrain.train.optim.sign_sgd import OnSigns
 from meshtrain.train.optim.stale_view import StaleView
 from meshtrain.train.partial.progressive import Progressive
@@ -35,6 +36,7 @@ from meshtrain.train.step.mask_growth import MaskGrowth
 from meshtrain.train.step.means import RoundMeans
 from meshtrain.train.step.saving import StateSaver
 from meshwire.codecs.spec import CodecSpec
+from meshwire.messages.learner import EndPeriod
 from meshwire.sync_modes.mode import SyncSettings
 
 
@@ -86,7 +88,8 @@ def _gradient_rounds(parts: EngineParts, progress: RoundProgress) -> Engine:
     means, staleness, scaling = parts.means, parts.sync.staleness, parts.scaling
     step = _base_step(parts)
     buffers = ModelBuffers(means.tensors, means.plan, staleness)
-    view = StaleView(means.parameters(), step, parts.options, parts.coefficient, parts.kept)
+    own_steps = OwnSteps(means.parameters(), step, parts.options, parts.coefficient)
+    view = StaleView(means.parameters(), own_steps, parts.kept)
     contribution = StepContribution(means, buffers, parts.samples, parts.options, parts.channel, "gradient")
     base = Base(step, means, buffers, view, parts.options, parts.kept, parts.channel, parts.hash_every)
     untouched = _untouched(means)
@@ -104,19 +107,21 @@ def _local_rounds(parts: EngineParts, progress: RoundProgress) -> Engine:
     """The script's optimizer steps on local weights; the outer one takes the mean of their changes into the base."""
     means, scaling, outer = parts.means, parts.scaling, parts.state.outer
     assert outer is not None
-    buffers = ModelBuffers(means.tensors, means.plan, 0)
-    weights = LocalWeights(means.parameters())
+    buffers = ModelBuffers(means.tensors, means.plan, parts.sync.staleness)
+    outer_step = OptimizerStep(outer)
+    weights = LocalWeights(
+        means.parameters(), OwnSteps(means.parameters(), outer_step, parts.options, parts.coefficient)
+    )
     # Options of the script's optimizer are its learner's own, as its state is; those of the outer one are constant.
     contribution = StepContribution(means, buffers, parts.samples, None, parts.channel, "change by local steps")
-    base = Base(
-        OptimizerStep(outer), means, buffers, weights, parts.options, parts.kept, parts.channel, parts.hash_every
-    )
+    base = Base(outer_step, means, buffers, weights, parts.options, parts.kept, parts.channel, parts.hash_every)
     saver = StateSaver(parts.state, base, scaling, parts.channel)
     boundary = _boundary(parts, base, contribution, _untouched(means), LentGradients(), saver)
     growth = MaskGrowth(base, scaling)
     optimizer, muon = parts.state.optimizer, parts.state.muon
     own = OptimizerStep(optimizer) if muon is None else WithMuon(optimizer, muon)
-    steps = LocalStep(own, base, contribution, boundary, weights, growth, scaling, parts.sync.period)
+    steps = LocalStep(own, base, contribution, boundary, weights, growth, scaling, parts.sync)
+    parts.channel.route(EndPeriod, steps.end_early)
     saver.go_on_from(progress)
     return _engine(parts, base, contribution, boundary, steps)
 

@@ -75,7 +75,7 @@ def start_engine(
     )
     _ask(channel, model, "agreement on the model")
     means = RoundMeans(tensors, RoundPlans(plan), slots, Masks(tensors, spec.masks))
-    outer = outer_optimizer(sync.local, means.parameters()) if sync.local else None
+    outer = outer_optimizer(sync, means.parameters()) if sync.period else None
     muon = inner_muon(prepared.optimizer, prepared.of_muon)
     state = ReplicaState(tensors, prepared.optimizer, means.masks, outer, muon)
     kept = _kept_state(environment.kept_fd, spec, means, prepared.optimizer)

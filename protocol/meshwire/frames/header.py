@@ -7,7 +7,7 @@ from enum import IntEnum, IntFlag
 from meshwire import limits
 
 MAGIC = b"MESH"
-WIRE_VERSION = 15
+WIRE_VERSION = 16
 RESERVED = bytes(4)
 _VERSION_AT = len(MAGIC)
 

@@ -13,7 +13,7 @@ from meshwire.memory_layout.shared_slots import MemoryLayout, round_bytes
 from meshwire.message_base import Wire
 from meshwire.model.manifest import ModelManifest
 from meshwire.model.plan import VALUE_BYTES
-from meshwire.sync_modes.mode import Outer
+from meshwire.sync_modes.mode import SyncSettings
 
 UNAPPLIED_BYTES_MAX = 1024 * limits.MIB
 ROUND_OBJECTS_BYTES = 16 * limits.KIB  # a round's bookkeeping: what counts where the model is tiny
@@ -102,9 +102,8 @@ def footprint(
     values: int,
     encoded_bytes: int,
     coefficient: float,
-    staleness: int,
+    sync: SyncSettings,
     codec: CodecSpec = FP32,
-    local: Outer | None = None,
     members: int = 1,
     transform_bytes: int = 0,
     mask_bytes: int = 0,
@@ -118,23 +117,23 @@ def footprint(
         coefficient: c (O2). With 0, or s=0, the model's parameters are the base itself. Otherwise the base lies beside
             them, and so do the gradients of the s+1 steps that can be uncovered at once: at a boundary d - a <= s (R1),
             and the step that then begins adds one. The view is made by a twin of the optimizer.
-        staleness: the bound s.
+        sync: the bound s; and whether learners step on weights of their own, beside which lie the base (R9) and, with
+            a bound, where the period began. The outer momentum is one value for each of a parameter's.
         codec, members, topology: what a daemon keeps depends on them; a learner's memory does not. Members: at most.
         transform_bytes: of a codec that sends a shorter vector (`RoundLayouts.transform_bytes`).
         mask_bytes: of a learner with masks (`meshwire.model.masks.mask_bytes`).
-        local: the outer rule where learners step on weights of their own, beside which the base lies (R9). Nesterov's
-            momentum is one value for each of a parameter's.
     """
+    staleness = sync.staleness
     overlaid = size.parameters if coefficient and staleness else 0
-    outer_state = size.parameters if local == "nesterov" else 0
+    outer_state = size.parameters if sync.outer_momentum else 0
     layout = MemoryLayout.for_bound(values, staleness)
     return Footprint(
         parameters=size.parameters + size.frozen,
-        view=overlaid if local is None else size.parameters,
+        view=overlaid + (size.parameters if sync.period else 0),
         gradients=size.parameters,
         own_gradients=(staleness + 1) * overlaid,
         optimizer=size.optimizer_state + outer_state,
-        twin=size.optimizer_state if overlaid else 0,
+        twin=(outer_state if sync.period else size.optimizer_state) if overlaid else 0,
         buffers=2 * size.buffers,
         masks=mask_bytes,
         raw_slots=layout.result_offset,

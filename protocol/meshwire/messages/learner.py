@@ -189,6 +189,14 @@ class Start(Wire):
     decided: Annotated[int, Field(ge=0)]  # rounds that this learner is in or was passed over in
 
 
+@message("period.end")
+class EndPeriod(Wire):
+    """Notice to the learner, whose step is a period: end it with the next local step, for others have ended theirs and
+    do without the rest (R9)."""
+
+    step: int
+
+
 @message("step.lost")
 class StepLost(Wire):
     """Notice to the learner: this step is in no round."""

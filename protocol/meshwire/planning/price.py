@@ -153,16 +153,19 @@ class Pricing:
         round_s = fmean(each for _, each in rounds) + network.work.round_s
         compute_s = max(step.alone_s + (0 if sync.period else step.copy_s) for step in steps)
         after_s = max(step.after_s for step in steps)
-        if sync.period:
-            step_s = compute_s + (max(step.copy_s for step in steps) + round_s) / period
+        copy_s = max(step.copy_s for step in steps)
+        if sync.period and sync.staleness:
+            # What the next periods begin ahead by is kept and applied once more. A round that began behind period k
+            # must be there before period k + s + 1; and nothing can be busy for longer than a period.
+            compute_s += (2 * copy_s + _beside_s(played, steps, network.work)) / period
+            cycle_s = (copy_s + round_s) / (period * (sync.staleness + 1))
+            step_s = max(compute_s, cycle_s, *(_busiest_s(one, network.work) / period for one in played))
+        elif sync.period:
+            step_s = compute_s + (copy_s + round_s) / period
         elif sync.staleness:
             # The own gradient is taken ahead by a copy of the optimizer, so that this runs twice; a round that began
             # with step k must be there before step k + s + 1; and nothing can be busy for longer than a step.
-            compute_s += after_s + max(
-                (one.processor_s[at] + network.work.round_s) / steps[at].threads
-                for one in played
-                for at in range(len(steps))
-            )
+            compute_s += after_s + _beside_s(played, steps, network.work)
             cycle_s = (round_s + 2 * after_s) / (sync.staleness + 1)
             step_s = max(compute_s, cycle_s, *(_busiest_s(one, network.work) for one in played))
         else:
@@ -385,6 +388,11 @@ def _computed_s(step: StepTrace, played_s: float, processor_s: float) -> float:
     computes_s = step.before_s + step.backward_s + step.copy_s
     meanwhile = min(1.0, computes_s / played_s) if played_s else 0.0
     return computes_s + processor_s * meanwhile / step.threads
+
+
+def _beside_s(played: Sequence[Played], steps: Sequence[StepTrace], work: DaemonWork) -> float:
+    """By how much computing takes longer at most while the daemon works on a round beside it."""
+    return max((one.processor_s[at] + work.round_s) / step.threads for one in played for at, step in enumerate(steps))
 
 
 def _busiest_s(played: Played, work: DaemonWork) -> float:

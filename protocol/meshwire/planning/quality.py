@@ -68,7 +68,7 @@ _ROWS = (
     ("powersgd", "bsp", _FAST, 0.1589, _CODECS),
     ("fp32", "local:8", _FAST, 0.0377, _CODECS),
     ("int8", "local:8", _FAST, 0.0375, _CODECS),
-    ("fp32", "local:8,nesterov", _FAST, 0.1800, _CODECS),
+    ("fp32", "diloco:8", _FAST, 0.1800, _CODECS),
     ("topk:0.015625,chunk=4096,decay=0.95,senders+2bit", "sparseloco:8", _FAST, 0.1730, _CODECS),
     # Too far behind.
     ("onebit", "bsp", _FAST, 0.3617, _CODECS),

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshwire.messages.generation import DealState
-from meshwire.messages.learner import BarrierPassed, EpochOver, Grant, RoundDone, Start, StepLost
+from meshwire.messages.learner import BarrierPassed, EndPeriod, EpochOver, Grant, RoundDone, Start, StepLost
 from meshwire.messages.rounds import Bind, Call, Null, Poison, Seal
 
 Message = Bind | Seal | Null | Call
@@ -121,6 +121,13 @@ class StepDropped:
 
 
 @dataclass(frozen=True, slots=True)
+class PeriodCalled:
+    """The learner is to end the period of this step with its next local step: its round is called (R9)."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class ProtocolError:
     """An input broke the rules and was ignored.
 
@@ -141,12 +148,13 @@ Effect = (
     | Committed
     | LearnerCutOff
     | StepDropped
+    | PeriodCalled
     | ProtocolError
 )
 
 # What `JobRounds` adds.
 
-Notice = Grant | EpochOver | RoundDone | BarrierPassed | Start | StepLost
+Notice = Grant | EpochOver | RoundDone | BarrierPassed | Start | EndPeriod | StepLost
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,8 @@ class RoundSettings:
     """Round-trip time to the farthest member: no call is sent sooner than twice that after a bind (R3)."""
     visibility: Visibility = "eager"
     """When a complete round may be applied: at once (`eager`), or exactly at step k+s+1 (`fixed`, R8)."""
+    ends_early: bool = False
+    """A step is a period, and who has ended its own calls all others to end theirs (R9)."""
     unapplied_max: int = 1 << 30
     """Results that this daemon can keep for its learner. More of it lets the others go on longer without a learner
     that neither computes nor applies, and costs the memory of as many encoded rounds."""
@@ -57,6 +59,7 @@ class RoundSettings:
         assert 1 <= self.buckets <= limits.BUCKETS_MAX
         assert 0 <= self.staleness <= limits.STALENESS_MAX
         assert self.visibility == "eager" or self.lockstep, "R8: fixed needs wait"
+        assert not (self.ends_early and self.lockstep), "R9: in lockstep nobody calls"
         assert self.unapplied_max > self.staleness, "a learner may run so far ahead of what it has applied (R1)"
 
     @property
@@ -134,6 +137,8 @@ class Learner:
     base: int = 0
     """`applied` when the step began (R0)."""
     started_s: float = 0.0
+    called_step: int | None = None
+    """The period of this step is to end early (R9)."""
     given_up_step: int | None = None
     """What still arrives of this step is ignored (V2, R5)."""
     moved_s: float | None = None
@@ -182,6 +187,8 @@ class Learner:
             return False, "its learner is between two steps (R1)"
         if self.settings.lockstep:
             return False, "its learner is computing, and every round waits for it (R7, R8)"
+        if self.settings.ends_early:
+            return False, "its learner is asked to end its period (R9)"
         bound = self.base + self.settings.staleness
         return decided < bound, f"its learner computes on base {self.base}: rounds up to {bound} can do without it (R4)"
 
@@ -198,6 +205,13 @@ class Learner:
         if kept < bound:
             return decided < kept, f"its learner has applied {self.applied}: rounds up to {kept} can be kept for it"
         return decided < bound, f"no gradient is due; rounds up to {bound} are in reach (R5)"
+
+    def late_after_s(self, now_s: float) -> float:
+        """R3: how long after its bind its daemon calls the round. At once where a call costs nobody anything (R9)."""
+        rtt_s = self.settings.rtt_s
+        if self.settings.ends_early:
+            return LATE_AFTER_RTTS_MIN * rtt_s
+        return self.times.late_after_s(rtt_s, now_s - self.started_s)
 
     def moved(self, now_s: float) -> None:
         """It did something: the time to its next move begins."""

@@ -20,6 +20,7 @@ from meshwire.rounds.effects import (
     Effect,
     LearnerCutOff,
     Message,
+    PeriodCalled,
     ProtocolError,
     RoundComplete,
     StepDropped,
@@ -205,7 +206,7 @@ class RoundMachine:
             return f"step {step} may not start: {reason} (R1)"
         learner.phase = Phase.COMPUTING
         learner.step, learner.base, learner.started_s = step, learner.applied, now_s
-        learner.given_up_step = None
+        learner.given_up_step = learner.called_step = None
         learner.moved(now_s)
         return None
 
@@ -393,7 +394,7 @@ class RoundMachine:
         self._own(self._table.bind(self.settings.rank, bind))
         self._out.append(Broadcast(bind))
         if not self.settings.lockstep:
-            late_after_s = learner.times.late_after_s(self.settings.rtt_s, now_s - learner.started_s)
+            late_after_s = learner.late_after_s(now_s)
             self._calls.contributed(bind.round, now_s + late_after_s)
 
     def _tell_seal(self, seal: Seal) -> None:
@@ -466,6 +467,11 @@ class RoundMachine:
     def _null_called_rounds(self) -> None:
         while self._table.own_decided < self._calls.newest and self.may_null()[0]:
             self._tell_null(self._table.own_decided + 1)
+        learner = self._learner
+        called = self._table.own_decided < self._calls.newest and learner.phase is Phase.COMPUTING
+        if called and self.settings.ends_early and learner.called_step != learner.step:
+            learner.called_step = learner.step
+            self._out.append(PeriodCalled(learner.step))
 
     def _call_late_members(self, waits: bool, now_s: float) -> None:
         blocked = self._learner.phase is Phase.BOUNDARY and waits

@@ -10,6 +10,7 @@ from meshwire import limits
 from meshwire.messages.generation import DealState
 from meshwire.messages.learner import (
     BarrierPassed,
+    EndPeriod,
     LearnerApplied,
     LearnerBack,
     LearnerBucket,
@@ -30,6 +31,7 @@ from meshwire.rounds.effects import (
     JobEffect,
     LearnerBrokeRules,
     LearnerCutOff,
+    PeriodCalled,
     ProtocolError,
     RoundComplete,
     RoundCounted,
@@ -373,6 +375,8 @@ class JobRounds:
                 self._lost(step, reason, retry=True)
             case LearnerCutOff(round_, reason) if round_ is not None:
                 self._lost(self._own_steps[round_], reason, retry=False)
+            case PeriodCalled(step):
+                self._out.append(TellLearner(EndPeriod(step=step)))
             case Committed(round_):
                 self._committed = round_
             case _:

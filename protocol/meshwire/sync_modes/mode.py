@@ -1,6 +1,7 @@
 """How the members of a job keep in step: the bound s or the period H and what goes with it, from what a person typed
 (R8, R9, O2, X4a)."""
 
+import re
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
@@ -12,7 +13,13 @@ Straggler = Literal["carry", "wait"]
 Visibility = Literal["eager", "fixed"]
 Own = Literal["0", "1/m", "1"]
 Shares = Literal["equal", "speed"]
-Outer = Literal["average", "nesterov"]
+
+OUTER_RATE_MAX = 10.0
+OUTER_MOMENTUM_MAX = 0.999
+
+# DiLoCo's outer step, Douillard et al. 2023, arXiv 2311.08105
+DILOCO_RATE = 0.7
+DILOCO_MOMENTUM = 0.9
 
 
 class SyncSettings(Wire):
@@ -33,17 +40,20 @@ class SyncSettings(Wire):
     period: Annotated[int, Field(ge=0, le=limits.PERIOD_MAX)] = 0
     """H: a round is of what so many steps on a learner's own weights have changed (R9). 0: each step is a round of
     gradients."""
-    outer: Outer = "average"
-    """With a period, the base becomes the mean of all weights (`average`), or takes DiLoCo's step (`nesterov`)."""
+    outer_rate: Annotated[float, Field(gt=0, le=OUTER_RATE_MAX, allow_inf_nan=False)] = 1.0
+    outer_momentum: Annotated[float, Field(ge=0, le=OUTER_MOMENTUM_MAX, allow_inf_nan=False)] = 0.0
+    """With a period, how the base takes in the mean of what local steps have changed: by SGD with this learning rate
+    and Nesterov momentum. 1 and 0 make it the mean of all weights."""
     sparse: bool = False
     """With a period, a small part of what local steps have changed travels, and the rest fades (SparseLoCo)."""
     muon: bool = False
     """With a period, Muon takes the local steps of hidden matrices (MuLoCo)."""
 
     @property
-    def local(self) -> Outer | None:
-        """The outer rule, where learners step on weights of their own between two rounds (R9)."""
-        return self.outer if self.period else None
+    def ends_early(self) -> bool:
+        """Whether a learner ends its period when a faster one has ended its own (R9): none waits for the others then,
+        and who is slower takes fewer local steps."""
+        return self.period > 1 and self.straggler == "carry"
 
     @property
     def lockstep(self) -> bool:
@@ -57,13 +67,20 @@ class SyncSettings(Wire):
         """As typed after --sync."""
         if self.signs:
             return "demo"
+        if not self.period:
+            return f"ssp:{self.staleness}" if self.staleness else "bsp"
+        return self._kind() + (f",ssp:{self.staleness}" if self.staleness else "")
+
+    def _kind(self) -> str:
         if self.sparse:
             return f"sparseloco:{self.period}"
         if self.muon:
             return f"muloco:{self.period}"
-        if self.period:
-            return f"local:{self.period}" + (f",{self.outer}" if self.outer != "average" else "")
-        return f"ssp:{self.staleness}" if self.staleness else "bsp"
+        if (self.outer_rate, self.outer_momentum) == (1.0, 0.0):
+            return f"local:{self.period}"
+        rate = f",rate={self.outer_rate:g}" if self.outer_rate != DILOCO_RATE else ""
+        momentum = f",momentum={self.outer_momentum:g}" if self.outer_momentum != DILOCO_MOMENTUM else ""
+        return f"diloco:{self.period}{rate}{momentum}"
 
 
 def sync_settings(
@@ -99,25 +116,34 @@ def sync_settings(
             raise ValueError(f"--{name} {given[name]}: use {' or '.join(values)}")
     if staleness == 0 and straggler == "carry":
         raise ValueError(f"--straggler carry needs a bound above 0, and --sync {sync} has none: use --sync ssp:2 (R7)")
-    if period and (visibility == "fixed" or own is not None):
+    if period and not staleness and (visibility == "fixed" or own is not None):
         refused = f"--own {own}" if own is not None else "--visibility fixed"
         raise ValueError(
-            f"{refused} is for gradients on their way, and with --sync {sync} there are none: omit it (R9)"
+            f"{refused} is for rounds that a laptop does not wait for, and with --sync {sync} it waits for each: omit "
+            f"it, or use --sync {sync},ssp:1 (R9)"
+        )
+    if period > 1 and shares == "speed" and staleness and straggler != "wait":
+        raise ValueError(
+            f"--shares speed with --sync {sync}: a slower laptop takes fewer local steps there, of equal batches: omit "
+            "it, or use --straggler wait (R9)"
         )
     if visibility == "fixed" and straggler == "carry":
         raise ValueError("--visibility fixed needs --straggler wait: every learner takes part in every round (R8)")
     if visibility == "fixed" and shares == "speed":
         raise ValueError("--visibility fixed needs --shares equal: measured speeds differ between two runs (X4a)")
     fixed = visibility == "fixed"
+    straggler = straggler or ("wait" if fixed or staleness == 0 else "carry")
+    equal = fixed or (staleness == 0 and not unequal_peers) or (period > 1 and straggler == "carry")
     return SyncSettings.model_validate(
         {
             "staleness": staleness,
-            "straggler": straggler or ("wait" if fixed or staleness == 0 else "carry"),
+            "straggler": straggler,
             "visibility": visibility or "eager",
             "own": own or "1",
-            "shares": shares or ("equal" if fixed or (staleness == 0 and not unequal_peers) else "speed"),
+            "shares": shares or ("equal" if equal else "speed"),
             "period": period,
-            "outer": mode.outer,
+            "outer_rate": mode.outer_rate,
+            "outer_momentum": mode.outer_momentum,
             "sparse": mode.sparse,
             "muon": mode.muon,
             "signs": mode.signs,
@@ -133,30 +159,73 @@ def own_coefficient(own: Own, members: int) -> float:
 class _Mode(NamedTuple):
     staleness: int = 0
     period: int = 0
-    outer: Outer = "average"
+    outer_rate: float = 1.0
+    outer_momentum: float = 0.0
     sparse: bool = False
     muon: bool = False
     signs: bool = False
+
+
+_KINDS = {
+    "local": _Mode(),
+    "diloco": _Mode(outer_rate=DILOCO_RATE, outer_momentum=DILOCO_MOMENTUM),
+    "sparseloco": _Mode(sparse=True),
+    "muloco": _Mode(outer_rate=DILOCO_RATE, outer_momentum=DILOCO_MOMENTUM, muon=True),
+}
+"""What goes with a period, by the word in front of it."""
 
 
 def _mode(sync: str) -> _Mode:
     """What --sync says. Raises ValueError."""
     if sync in ("bsp", "demo"):
         return _Mode(signs=sync == "demo")
-    kind, _, rest = sync.partition(":")
-    number, comma, outer = rest.partition(",")
-    count = int(number) if number.isascii() and number.isdigit() and len(number) < 6 else -1
-    if kind == "ssp" and not comma and 0 <= count <= limits.STALENESS_MAX:
-        return _Mode(staleness=count)
-    if kind in ("local", "sparseloco", "muloco") and 1 <= count <= limits.PERIOD_MAX:
-        if kind == "muloco" and not comma:
-            return _Mode(period=count, outer="nesterov", muon=True)
-        if not comma:
-            return _Mode(period=count, sparse=kind == "sparseloco")
-        if kind == "local" and outer == "nesterov":
-            return _Mode(period=count, outer="nesterov")
+    first, *options = sync.split(",")
+    kind, _, number = first.partition(":")
+    if kind == "ssp" and not options and (bound := _count(number, 0, limits.STALENESS_MAX)) is not None:
+        return _Mode(staleness=bound)
+    period = _count(number, 1, limits.PERIOD_MAX)
+    if kind in _KINDS and period is not None:
+        made = _with_options(_KINDS[kind]._replace(period=period), kind, options)
+        if made is not None:
+            return made
+    if kind == "async":
+        raise ValueError(
+            f"--sync {sync}: rounds without any bound would have laptops keep without end what a slow one lacks: use a "
+            f"large one, such as ssp:8 (at most {limits.STALENESS_MAX})"
+        )
     raise ValueError(
         f"--sync {sync}: use bsp; demo; ssp:S with a bound S from 0 to {limits.STALENESS_MAX}, such as ssp:2; or "
-        f"local:H, local:H,nesterov, sparseloco:H or muloco:H with a period H from 1 to {limits.PERIOD_MAX} steps, "
-        "such as sparseloco:30"
+        f"local:H, diloco:H, sparseloco:H or muloco:H with a period H from 1 to {limits.PERIOD_MAX} steps, such as "
+        "sparseloco:30, behind which ,ssp:S lets periods overlap with their exchange, and for diloco ,rate=0.7 and "
+        ",momentum=0.9 set the outer step"
     )
+
+
+def _with_options(mode: _Mode, kind: str, options: list[str]) -> _Mode | None:
+    """None: one of them is none, or there twice."""
+    if len({re.split("[:=]", option)[0] for option in options}) < len(options):
+        return None
+    for option in options:
+        name, _, text = option.partition("=")
+        if option.startswith("ssp:"):
+            bound = _count(option.removeprefix("ssp:"), 0, limits.STALENESS_MAX)
+            if bound is None:
+                return None
+            mode = mode._replace(staleness=bound)
+        elif kind == "diloco" and name in ("rate", "momentum") and (value := _number(text)) is not None:
+            if not (0 < value <= OUTER_RATE_MAX if name == "rate" else value <= OUTER_MOMENTUM_MAX):
+                return None
+            mode = mode._replace(outer_rate=value) if name == "rate" else mode._replace(outer_momentum=value)
+        else:
+            return None
+    return mode
+
+
+def _count(text: str, least: int, most: int) -> int | None:
+    """None: it is no number in these bounds."""
+    count = int(text) if text.isascii() and text.isdigit() and len(text) < 6 else -1
+    return count if least <= count <= most else None
+
+
+def _number(text: str) -> float | None:
+    return float(text) if re.fullmatch(r"\d{1,3}(\.\d{1,6})?", text, re.ASCII) else None

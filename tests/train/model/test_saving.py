@@ -238,7 +238,7 @@ def test_a_learner_whose_round_will_never_be_writes_its_base(sync: str, tmp_path
             daemon.wait_until(lambda: 1 in daemon.seals.get(3, {}))
             with daemon.lock:  # whose rounds go no further
                 vars(daemon.rounds)["take"] = lambda _rank, _body: None
-            daemon._notify(1, StepLost(step=3, reason="its history is not kept", retry=True))
+            daemon.notify(1, StepLost(step=3, reason="its history is not kept", retry=True))
             daemon.wait_until(lambda: bool(daemon.saved))
             daemon.stop("enough")
 

@@ -13,6 +13,7 @@ from meshtrain.errors import NotSupported, UsageError
 from meshtrain.train.model.kept_state import NoKeptState
 from meshtrain.train.optim.leader_options import LeaderOptions
 from meshtrain.train.optim.momentum_handover import WithoutMomentum, momentum_of
+from meshtrain.train.optim.own_steps import OwnSteps
 from meshtrain.train.optim.stale_view import StaleView
 from meshtrain.train.session import LearnerSession
 from meshwire.model.manifest import Momentum
@@ -110,7 +111,7 @@ def test_own_gradients_move_the_view_without_momentum_as_well() -> None:
     optimizer.step()
     step = WithoutMomentum(optimizer, matrices(ours), momentum_of(optimizer))
     options = LeaderOptions(optimizer)
-    view = StaleView(list(ours.parameters()), step, options, 1.0, NoKeptState())
+    view = StaleView(list(ours.parameters()), OwnSteps(list(ours.parameters()), step, options, 1.0), NoKeptState())
     base = [parameter.detach().clone() for parameter in ours.parameters()]
     for number in (1, 2):
         for parameter, gradient in zip(ours.parameters(), gradients(number), strict=True):

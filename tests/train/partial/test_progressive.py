@@ -159,7 +159,7 @@ def test_a_run_goes_on_from_a_saved_state_across_a_growth(tmp_path: Path) -> Non
                 assert torch.equal(value, other.state_dict()[name]), (saved.round, name)
 
 
-@pytest.mark.parametrize("sync", ["local:2", "local:2,nesterov", "sparseloco:2", "muloco:2"])
+@pytest.mark.parametrize("sync", ["local:2", "diloco:2", "sparseloco:2", "muloco:2"])
 def test_local_steps_grow_with_the_rounds_too(sync: str) -> None:
     """R9: a round is H steps; what stands still is the base's, also after the inner optimizer has stepped."""
     daemon, models, _ = job(adamw, EVERY + 1, sync=sync)

@@ -282,7 +282,7 @@ def test_a_param_group_may_say_what_is_muons() -> None:
     ("made", "complaint"),
     [
         (lambda model: torch.optim.SGD(model.parameters(), lr=0.1), r"SGD is neither: use torch\.optim\.AdamW"),
-        (lambda model: torch.optim.Adam(model.parameters()), "Adam is neither: .* or submit with --sync local:H,nest"),
+        (lambda model: torch.optim.Adam(model.parameters()), "Adam is neither: .* or submit with --sync diloco:H"),
         (lambda model: adamw(model, fused=True), "group 0 of AdamW has fused=True"),
         (lambda model: adamw(model, maximize=True), "group 0 of AdamW has maximize=True"),
     ],
@@ -291,15 +291,13 @@ def test_other_optimizers_are_refused_by_name(made: Any, complaint: str) -> None
     model = net()
     with pytest.raises(NotSupported, match=complaint):
         check_optimizer(made(model), SETTINGS)
-    check_optimizer(made(model), sync_settings("local:2,nesterov"))
+    check_optimizer(made(model), sync_settings("diloco:2"))
 
 
 def test_a_torch_without_muon_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.optim, "Muon")
     monkeypatch.setattr(torch, "__version__", "2.8.0")
-    complaint = (
-        r"torch 2\.8\.0 has none: install torch 2\.9 or newer on all devices, or submit with --sync local:H,nest"
-    )
+    complaint = r"torch 2\.8\.0 has none: install torch 2\.9 or newer on all devices, or submit with --sync diloco:H"
     with pytest.raises(NotSupported, match=complaint):
         check_optimizer(adamw(net()), SETTINGS)
 

@@ -142,7 +142,7 @@ def test_one_step_and_the_outer_step_are_nesterov_sgd() -> None:
     def nesterov(model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=0.7 * 0.05, momentum=0.9, nesterov=True)
 
-    _, periods, _ = epochs_of(sgd, 2, 40, sync="local:1,nesterov")
+    _, periods, _ = epochs_of(sgd, 2, 40, sync="diloco:1")
     _, steps, _ = epochs_of(nesterov, 2, 40, sync="bsp")
     assert distance(periods[0], steps[0]) <= TOLERANCE
 
@@ -289,7 +289,7 @@ def test_a_lost_period_is_given_up() -> None:
     assert distance(replicas[0], expected[0][0]) <= TOLERANCE
 
 
-@pytest.mark.parametrize("sync", ["local:3", "local:3,nesterov"])
+@pytest.mark.parametrize("sync", ["local:3", "diloco:3"])
 def test_a_state_holds_what_belongs_to_the_base(sync: str, tmp_path: Path) -> None:
     """J1: learners that begin from it go on as the others do, the outer momentum with them. (Plain SGD: there is no
     state of their own.)"""

@@ -10,7 +10,7 @@ from meshwire.memory_layout.footprint import ModelSize, fits, footprint, retaine
 from meshwire.memory_layout.shared_slots import MemoryLayout, round_bytes
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import plan_buckets
-from meshwire.sync_modes.mode import Outer
+from meshwire.sync_modes.mode import SyncSettings, sync_settings
 
 RING = collective_for(parse_codec("fp32"))
 VALUES = 1_000_000
@@ -22,6 +22,10 @@ SGD = ModelSize(
     optimizer_state=0,
     optimizer_known=True,
 )
+
+
+def bound(s: int) -> SyncSettings:
+    return sync_settings(f"ssp:{s}")
 
 
 def test_the_example_of_the_rule() -> None:
@@ -45,18 +49,18 @@ def test_the_example_of_the_rule() -> None:
         optimizer_state=8 * values,
         optimizer_known=True,
     )
-    with_view = footprint(adamw, plan.total_values, encoded_bytes, coefficient=0.25, staleness=2)
+    with_view = footprint(adamw, plan.total_values, encoded_bytes, 0.25, bound(2))
     assert (with_view.total_bytes - with_view.retained) / 1e9 == pytest.approx(6.45, abs=0.05)
     assert with_view.retained - encoded_bytes == 3 * round_bytes(encoded_bytes, 2, RING)
     assert 3 * round_bytes(encoded_bytes, 2, RING) / 1e9 == pytest.approx(1.5, abs=0.05)
-    plain = footprint(adamw, plan.total_values, encoded_bytes, coefficient=0.0, staleness=2)
+    plain = footprint(adamw, plan.total_values, encoded_bytes, 0.0, bound(2))
     assert (plain.total_bytes - plain.retained) / 1e9 == pytest.approx(3.5, abs=0.05)
 
 
 def test_every_part_has_its_size() -> None:
     """O2, M1: the base beside the view, s+1 own gradients, a twin, two raw slots, the base of the buffers."""
     momentum = SGD.model_copy(update={"optimizer_state": 4 * VALUES})
-    made = footprint(momentum, VALUES, 2 * VALUES, coefficient=0.5, staleness=3)
+    made = footprint(momentum, VALUES, 2 * VALUES, 0.5, bound(3))
     slot_bytes = MemoryLayout.for_bound(VALUES, 3).slot_bytes
     assert dict(made.parts()) == {
         "parameters": 4 * VALUES + 100,
@@ -79,39 +83,50 @@ def test_every_part_has_its_size() -> None:
 @pytest.mark.parametrize("coefficient", [0.0, 0.5])
 def test_without_a_bound_there_is_no_view_and_one_raw_slot(coefficient: float) -> None:
     """R7: s=0 is BSP whatever c is, and its model is the base."""
-    made = dict(footprint(SGD, VALUES, 2 * VALUES, coefficient, staleness=0).parts())
+    made = dict(footprint(SGD, VALUES, 2 * VALUES, coefficient, bound(0)).parts())
     assert (made["view"], made["own_gradients"]) == (0, 0)
     assert made["raw_slots"] == made["result_slot"]
 
 
-@pytest.mark.parametrize(("local", "outer_values"), [("average", 0), ("nesterov", 1)])
-def test_local_steps_keep_the_base_beside_them(local: Outer, outer_values: int) -> None:
+@pytest.mark.parametrize(("sync", "outer_values"), [("local:8", 0), ("diloco:8", 1), ("diloco:8,momentum=0", 0)])
+def test_local_steps_keep_the_base_beside_them(sync: str, outer_values: int) -> None:
     """R9: one copy of the parameters, and the outer momentum; nothing is on its way while a learner steps."""
-    plain = dict(footprint(SGD, VALUES, 2 * VALUES, 1.0, staleness=0).parts())
-    made = dict(footprint(SGD, VALUES, 2 * VALUES, 1.0, staleness=0, local=local).parts())
+    plain = dict(footprint(SGD, VALUES, 2 * VALUES, 1.0, bound(0)).parts())
+    made = dict(footprint(SGD, VALUES, 2 * VALUES, 1.0, sync_settings(sync)).parts())
     assert made["view"] == SGD.parameters
     assert made["optimizer"] == plain["optimizer"] + outer_values * SGD.parameters
     assert {**made, "view": 0, "optimizer": plain["optimizer"]} == plain
 
 
+def test_periods_that_overlap_keep_where_they_began_and_what_they_have_changed() -> None:
+    """R9, O2: the base, the start of the period, the changes of s+1 periods, and a twin of the outer optimizer."""
+    adamw = SGD.model_copy(update={"optimizer_state": 8 * VALUES})
+    made = dict(footprint(adamw, VALUES, 2 * VALUES, 1.0, sync_settings("diloco:8,ssp:2")).parts())
+    assert made["view"] == 2 * SGD.parameters
+    assert made["own_gradients"] == 3 * SGD.parameters
+    assert made["twin"] == SGD.parameters, "not of AdamW, which steps on local weights alone"
+    delayed = dict(footprint(adamw, VALUES, 2 * VALUES, 0.0, sync_settings("diloco:8,ssp:2")).parts())
+    assert (delayed["view"], delayed["own_gradients"], delayed["twin"]) == (SGD.parameters, 0, 0)
+
+
 def test_a_larger_bound_never_takes_less() -> None:
-    totals = [footprint(SGD, VALUES, 2 * VALUES, 0.5, staleness).total_bytes for staleness in range(8)]
+    totals = [footprint(SGD, VALUES, 2 * VALUES, 0.5, bound(staleness)).total_bytes for staleness in range(8)]
     assert totals == sorted(set(totals))
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_error_feedback_keeps_residuals(staleness: int) -> None:
     """C1, V1: a worker's and an owner's, as they are and as they were before each round that may be taken back."""
-    made = footprint(SGD, VALUES, VALUES, 0.0, staleness, parse_codec("int8"), members=3)
+    made = footprint(SGD, VALUES, VALUES, 0.0, bound(staleness), parse_codec("int8"), members=3)
     assert made.residuals == 2 * (1 + staleness + 1) * 4 * VALUES
     assert made.retained == ((staleness + 1) * 3 + 1) * VALUES, "final bytes, those of the others to sum, the own part"
-    alone = footprint(SGD, VALUES, VALUES, 0.0, staleness, parse_codec("int8"))
+    alone = footprint(SGD, VALUES, VALUES, 0.0, bound(staleness), parse_codec("int8"))
     assert alone.retained == ((staleness + 1) * 2 + 1) * VALUES, "there are no others"
-    star = footprint(SGD, VALUES, VALUES, 0.0, staleness, parse_codec("int8"), members=3, topology="star")
+    star = footprint(SGD, VALUES, VALUES, 0.0, bound(staleness), parse_codec("int8"), members=3, topology="star")
     assert star.retained == ((staleness + 1) * 4 + 1) * VALUES, (
         "in the middle of a star there are whole vectors of theirs"
     )
-    assert footprint(SGD, VALUES, VALUES, 0.0, staleness, parse_codec("terngrad")).residuals == 0
+    assert footprint(SGD, VALUES, VALUES, 0.0, bound(staleness), parse_codec("terngrad")).residuals == 0
 
 
 def test_fits_says_why() -> None:
@@ -133,11 +148,11 @@ def test_what_is_kept_for_a_learner_that_does_not_apply_is_bounded(encoded_bytes
 def test_a_gather_keeps_what_each_member_has_sent(staleness: int) -> None:
     """C2, M1: m vectors for each round, and no owner's residuals."""
     kept = {
-        codec: footprint(SGD, VALUES, 100_000, 0.0, staleness, parse_codec(codec), members=5)
+        codec: footprint(SGD, VALUES, 100_000, 0.0, bound(staleness), parse_codec(codec), members=5)
         for codec in ("topk", "topk:gather")
     }
     assert kept["topk:gather"].retained == (staleness + 2) * 5 * 100_000
     assert kept["topk:gather"].residuals == (staleness + 2) * 4 * VALUES
     assert kept["topk"].residuals == 2 * kept["topk:gather"].residuals
-    two = footprint(SGD, VALUES, 100_000, 0.0, staleness, parse_codec("topk"), members=2)
+    two = footprint(SGD, VALUES, 100_000, 0.0, bound(staleness), parse_codec("topk"), members=2)
     assert kept["topk"].retained == two.retained

@@ -142,7 +142,7 @@ def test_what_masks_do_not_go_with_is_refused_by_name(sync: str, codec: str | No
         masks_of("0.8", settings, codec_of(settings, codec))
 
 
-@pytest.mark.parametrize(("sync", "codec"), [("bsp", "fp16"), ("bsp", "topk:0.1+int8"), ("local:8,nesterov", "int8")])
+@pytest.mark.parametrize(("sync", "codec"), [("bsp", "fp16"), ("bsp", "topk:0.1+int8"), ("diloco:8", "int8")])
 def test_what_masks_go_with(sync: str, codec: str) -> None:
     settings = sync_settings(sync)
     assert masks_of("0.8", settings, codec_of(settings, codec)) == MaskSettings(sparsity=0.8)

@@ -15,6 +15,7 @@ from meshwire.rounds.effects import (
     ContributePoison,
     Effect,
     LearnerCutOff,
+    PeriodCalled,
     ProtocolError,
     RoundComplete,
     StepDropped,
@@ -56,6 +57,7 @@ def machine(
     straggler: Straggler = "carry",
     visibility: Visibility = "eager",
     unapplied_max: int = 1 << 30,
+    ends_early: bool = False,
 ) -> RoundMachine:
     return RoundMachine(
         RoundSettings(
@@ -69,6 +71,7 @@ def machine(
             rtt_s=0.01,
             visibility=visibility,
             unapplied_max=unapplied_max,
+            ends_early=ends_early,
         )
     )
 
@@ -293,9 +296,9 @@ def test_gradient_older_than_s_is_dropped_before_it_binds() -> None:
     assert one.phase is Phase.BOUNDARY
 
 
-def alone_of_two(s: int, steps: int = 5) -> tuple[RoundMachine, float]:
+def alone_of_two(s: int, steps: int = 5, *, ends_early: bool = False) -> tuple[RoundMachine, float]:
     """Two members that have made enough steps of one second for a step deadline (V2: 3 s)."""
-    one = machine(s=s)
+    one = machine(s=s, ends_early=ends_early)
     for number in range(1, steps + 1):
         step(one, number, float(number), number + 1.0)
         one.handle(MessageReceived(1, bind(number, number - 1)), number + 1.0)
@@ -306,6 +309,50 @@ def alone_of_two(s: int, steps: int = 5) -> tuple[RoundMachine, float]:
     assert one.committed == steps
     assert one.rounds_kept == 0
     return one, steps + 1.0
+
+
+def test_a_called_period_is_ended_and_not_passed_over() -> None:
+    """R9: whoever has ended its own period calls the round; who computes is asked once, and nulls nothing."""
+    one = machine(s=2, ends_early=True)
+    one.handle(StartStep(1), 0.0)
+    one.handle(MessageReceived(1, bind(1)), 0.5)
+    assert one.handle(MessageReceived(1, Call(round=1)), 0.5) == [PeriodCalled(1)]
+    one.handle(MessageReceived(1, seal(1)), 0.6)
+    one.handle(MessageReceived(1, bind(2)), 0.9)
+    assert one.handle(MessageReceived(1, Call(round=2)), 0.9) == [], "one word is enough"
+    assert one.decided == 0
+    bound = one.handle(BucketReady(1, 0, weight=3.0), 1.0)
+    assert isinstance(bound[0], Broadcast)
+    assert (one.decided, one.may_null()[0]) == (1, False)
+    one.handle(BucketReady(1, 1, weight=3.0), 1.0)
+    one.handle(StepSealed(1, b"\x01", (0,)), 1.0)
+    assert one.handle(StartStep(2), 1.1) == [PeriodCalled(2)], "round 2 was called before it began"
+    one.handle(LearnerAbsent("paused"), 1.2)
+    one.handle(LearnerPresent(), 1.3)
+    assert one.decided == 2, "R5: passed over meanwhile"
+    one.handle(MessageReceived(1, seal(2)), 1.3)
+    one.handle(MessageReceived(1, bind(3)), 1.3)
+    one.handle(MessageReceived(1, Call(round=3)), 1.3)
+    assert one.handle(StartStep(2), 1.4) == [PeriodCalled(2)], "begun again, under its number"
+
+
+def test_a_period_that_has_ended_is_called_at_once() -> None:
+    """R3, R9: as soon as a call does not cross the binds of those that are as fast."""
+    one = machine(s=2, ends_early=True)
+    step(one, 1, 0.0, 1.0)
+    assert one.deadline() == 1.0 + 2 * 0.01
+    assert one.handle(TimeReached(), 1.02) == [Broadcast(Call(round=1))]
+
+
+def test_a_learner_that_does_not_end_its_period_is_passed_over_at_its_deadline() -> None:
+    """R5: nobody waits for it longer than for any other."""
+    one = alone_of_two(s=1, ends_early=True)[0]
+    one.handle(StartStep(6), 6.0)
+    one.handle(MessageReceived(1, bind(6, 5)), 7.0)
+    assert one.handle(MessageReceived(1, Call(round=6)), 7.0) == [PeriodCalled(6)]
+    cut = one.handle(TimeReached(), one.deadline() or 0.0)
+    assert isinstance(cut[0], LearnerCutOff)
+    assert cut[1:] == [Broadcast(Null(round=6)), ContributeNothing(6)]
 
 
 @pytest.mark.parametrize("s", [0, 2])

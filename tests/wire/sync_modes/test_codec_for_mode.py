@@ -15,7 +15,7 @@ from meshwire.sync_modes.mode import sync_settings
         ("demo", None, "dct:decay=0.999,gather"),
         ("demo", "dct:64,decay=0.99+fp32", "dct:64,decay=0.99+fp32"),
         ("local:8", None, "fp32"),
-        ("local:8,nesterov", "int8", "int8"),
+        ("diloco:8", "int8", "int8"),
         ("sparseloco:30", None, "topk:0.015625,chunk=4096,decay=0.95,senders+2bit"),
         ("sparseloco:30", "topk:0.03+fp16", "topk:0.03"),
         ("muloco:30", None, "twobit"),
@@ -65,7 +65,7 @@ def test_sparseloco_is_smaller_than_its_paper() -> None:
 
 def test_muloco_is_diloco_with_muon_and_any_codec() -> None:
     made = sync_settings("muloco:30")
-    assert made == sync_settings("local:30,nesterov").model_copy(update={"muon": True})
+    assert made == sync_settings("diloco:30").model_copy(update={"muon": True})
     assert suits(made, parse_codec("topk:0.1"))
     assert not suits(made, parse_codec("dgc"))
     with pytest.raises(

@@ -58,20 +58,57 @@ def test_text_is_what_is_typed(bound: int) -> None:
 @pytest.mark.parametrize(
     ("sync", "period", "outer"),
     [
-        ("local:1", 1, "average"),
-        ("local:30", 30, "average"),
-        ("local:500,nesterov", 500, "nesterov"),
-        ("sparseloco:30", 30, "average"),
-        ("muloco:30", 30, "nesterov"),
+        ("local:1", 1, (1.0, 0.0)),
+        ("local:30", 30, (1.0, 0.0)),
+        ("diloco:500", 500, (0.7, 0.9)),
+        ("diloco:500,rate=0.8", 500, (0.8, 0.9)),
+        ("diloco:30,rate=1,momentum=0.95", 30, (1.0, 0.95)),
+        ("diloco:30,momentum=0", 30, (0.7, 0.0)),
+        ("sparseloco:30", 30, (1.0, 0.0)),
+        ("muloco:30", 30, (0.7, 0.9)),
     ],
 )
-def test_a_period_of_local_steps(sync: str, period: int, outer: str) -> None:
+def test_a_period_of_local_steps(sync: str, period: int, outer: tuple[float, float]) -> None:
     """R9: rounds are in lockstep as with BSP; only what is between them differs."""
     made = sync_settings(sync)
-    assert (made.staleness, made.period, made.outer, made.text()) == (0, period, outer, sync)
+    assert (made.staleness, made.period, (made.outer_rate, made.outer_momentum), made.text()) == (
+        0,
+        period,
+        outer,
+        sync,
+    )
+    assert sync_settings(f"{sync},ssp:0") == made
     assert made.lockstep
     assert sync_settings(sync, straggler="wait", visibility="eager") == made
     assert sync_settings("bsp").period == 0
+
+
+def test_diloco_without_its_outer_step_is_local_sgd() -> None:
+    assert sync_settings("diloco:8,rate=1,momentum=0") == sync_settings("local:8")
+
+
+@pytest.mark.parametrize("sync", ["local:8", "diloco:8,rate=0.5", "sparseloco:8", "muloco:8"])
+def test_periods_that_overlap_with_their_exchange(sync: str) -> None:
+    """R9: a bound goes with each period; who is slower takes fewer local steps, so batches stay equal."""
+    made = sync_settings(f"{sync},ssp:2")
+    assert made.text() == f"{sync},ssp:2"
+    assert made == sync_settings(sync).model_copy(update={"staleness": 2, "straggler": "carry"})
+    assert made.ends_early
+    assert (made.shares, made.lockstep) == ("equal", False)
+    assert not sync_settings(f"{sync},ssp:2", "wait").ends_early
+    assert not sync_settings(sync).ends_early
+    fixed = sync_settings(f"{sync},ssp:2", visibility="fixed", own="0")
+    assert (fixed.straggler, fixed.own, fixed.lockstep) == ("wait", "0", True)
+
+
+def test_a_period_of_one_step_cannot_end_early() -> None:
+    made = sync_settings("local:1,ssp:2")
+    assert (made.ends_early, made.straggler, made.shares) == (False, "carry", "speed")
+
+
+def test_rounds_without_a_bound_are_refused_with_the_reason() -> None:
+    with pytest.raises(ValueError, match=r"--sync async: rounds without any bound .* use a large one, such as ssp:8"):
+        sync_settings("async")
 
 
 @pytest.mark.parametrize(
@@ -90,13 +127,27 @@ def test_a_period_of_local_steps(sync: str, period: int, outer: str) -> None:
         *(
             "sparseloco",
             "sparseloco:0",
-            "sparseloco:30,nesterov",
+            "sparseloco:30,rate=1",
             "muloco",
             "muloco:0",
-            "muloco:30,nesterov",
+            "muloco:30,momentum=0",
             "local:2,",
-            "local:2,average,nesterov",
-            "ssp:2,nesterov",
+            "local:2,rate=1",
+            "local:2,ssp",
+            "local:2,ssp:65",
+            "local:2,ssp:1,ssp:1",
+            "ssp:2,local:2",
+            "diloco:8,rate",
+            "diloco:8,rate=",
+            "diloco:8,rate=0",
+            "diloco:8,rate=11",
+            "diloco:8,rate=-1",
+            "diloco:8,rate=1e3",
+            "diloco:8,rate=٣",
+            "diloco:8,rate=0.7,rate=0.7",
+            "diloco:8,momentum=1",
+            "diloco:8,nesterov",
+            "ssp:2,rate=1",
         ),
     ],
 )
@@ -116,10 +167,17 @@ def test_other_modes_are_refused_with_what_is_possible(sync: str) -> None:
             {"sync": "local:8", "straggler": "carry"},
             "--straggler carry needs a bound above 0, and --sync local:8",
         ),
-        ({"sync": "local:8", "visibility": "fixed"}, "--visibility fixed is for gradients on their way"),
+        (
+            {"sync": "local:8", "visibility": "fixed"},
+            "--visibility fixed is for rounds that a laptop does not wait for",
+        ),
         (
             {"sync": "local:8", "own": "1"},
-            "--own 1 is for gradients on their way, and with --sync local:8",
+            "--own 1 is for rounds .* with --sync local:8 it waits for each: omit it, or use --sync local:8,ssp:1",
+        ),
+        (
+            {"sync": "local:8,ssp:1", "shares": "speed"},
+            "--shares speed with --sync local:8,ssp:1: a slower laptop takes fewer local steps",
         ),
         ({"sync": "ssp:2", "straggler": "drop"}, "--straggler drop: use carry or wait"),
         ({"sync": "ssp:2", "visibility": "x"}, "--visibility x: use eager or fixed"),
