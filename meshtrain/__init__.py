@@ -81,9 +81,9 @@ def prepare(
     With `--sync bsp`, `p.grad` then holds the average over all peers, weighted by their samples, when `loss.backward()`
     returns. With `--sync ssp:S` it keeps this peer's own gradient, and `optimizer.step()` applies the averages that
     have arrived. With `--sync local:H` gradients and steps are this peer's own, and each H-th step waits for the round
-    that averages what they have changed. All peers start from the first one's parameters, buffers and optimizer state.
-    The model is moved to `device()` if it lies on the CPU; batches of the returned loader come on that device, except
-    of an IterableDataset.
+    that averages what they have changed, unless `,ssp:S` lets it go on. All peers start from the first one's
+    parameters, buffers and optimizer state. The model is moved to `device()` if it lies on the CPU; batches of the
+    returned loader come on that device, except of an IterableDataset.
 
     Args:
         loader: a torch DataLoader; every peer gets other samples of the same order, `batch_size` of them a step.

@@ -26,6 +26,87 @@ class Bug:
 
 
 BUGS: tuple[Bug, ...] = (
+    # Periods with a bound.
+    Bug(
+        "called-period-is-passed-over",
+        "meshwire.rounds.learner_state",
+        "Learner.may_null",
+        "if self.settings.ends_early:",
+        "if False:",
+        f"{WIRE}/rounds/test_rounds.py -k called_period",
+    ),
+    Bug(
+        "period-that-begins-again-is-not-called",
+        "meshwire.rounds.machine",
+        "RoundMachine._start_step",
+        "learner.given_up_step = learner.called_step = None",
+        "learner.given_up_step = None",
+        f"{WIRE}/rounds/test_rounds.py -k called_period",
+    ),
+    Bug(
+        "period-is-called-late",
+        "meshwire.rounds.learner_state",
+        "Learner.late_after_s",
+        "if self.settings.ends_early:",
+        "if False:",
+        f"{SIM}/test_clusters.py -k shorter_periods",
+    ),
+    Bug(
+        "period-begins-at-the-base",
+        "meshtrain.train.periods.local_weights",
+        "LocalWeights.show_view",
+        "if self._own:",
+        "if False:",
+        f"{TRAIN}/step/test_overlapped_periods.py -k delayed_gradient_averaging",
+    ),
+    Bug(
+        "period-is-measured-from-the-base",
+        "meshtrain.train.periods.local_weights",
+        "LocalWeights.difference",
+        "base if self._start is None else self._start[position]",
+        "base",
+        f"{TRAIN}/step/test_overlapped_periods.py -k delayed_gradient_averaging",
+    ),
+    Bug(
+        "period-waits-for-its-round",
+        "meshtrain.train.step.local_step",
+        "LocalStep.__init__",
+        "self._waits = sync.staleness == 0",
+        "self._waits = True",
+        f"{TRAIN}/step/test_overlapped_periods.py -k no_learner_waits",
+    ),
+    Bug(
+        "period-spreads-nan",
+        "meshtrain.train.step.local_step",
+        "LocalStep.end_period",
+        "lost = contribution.poisoned",
+        "lost = False",
+        f"{TRAIN}/step/test_overlapped_periods.py -k not_finite",
+    ),
+    Bug(
+        "period-keeps-what-was-lost",
+        "meshtrain.train.periods.local_weights",
+        "LocalWeights.drop",
+        "self._own.drop(step)",
+        "pass",
+        f"{TRAIN}/step/test_overlapped_periods.py -k lost_period",
+    ),
+    Bug(
+        "period-ends-for-a-call-of-another",
+        "meshtrain.train.step.local_step",
+        "LocalStep._count_step",
+        "self._called == self._contribution.step",
+        "self._called",
+        f"{TRAIN}/step/test_overlapped_periods.py -k ends_with_the_next",
+    ),
+    Bug(
+        "twin-of-the-wrong-optimizer-counted",
+        "meshwire.memory_layout.footprint",
+        "footprint",
+        "outer_state if sync.period else size.optimizer_state",
+        "size.optimizer_state",
+        f"{WIRE}/memory_layout/test_footprint.py -k overlap",
+    ),
     # The doctor: what it names wrongly, and what its report tells.
     Bug(
         "doctor-blames-the-away",

@@ -123,6 +123,7 @@ class Learner:
         self._applying = False
         self._step = 0
         self._lockstep = sync.staleness == 0
+        self._period = sync.period
         self._computing = 0  # void events of a period that ended early bear an earlier number
         self._unbound = False  # it computes, and no bucket is ready
         self._awaits_round = False  # with s=0 a step that is sealed ends with its round
@@ -264,14 +265,15 @@ class Learner:
             self._back()
 
     def _compute(self) -> None:
-        forward_s = self._step_s * 0.5 + self.hang_s
+        forward_s = self._step_s * (0.5 if self._period == 0 else 1.0) + self.hang_s
         self.hang_s = 0.0
         poisoned, self.poison = self.poison, False
         self._unbound = True
+        backward_s = 0.0 if self._period else self._step_s * 0.5  # what a period has changed is there all at once
         for bucket in range(BUCKETS):
-            at_s = forward_s + bucket * self._step_s * 0.25
+            at_s = forward_s + bucket * backward_s / BUCKETS
             self._in_step(at_s, partial(self._bucket, bucket, poisoned and bucket == BUCKETS - 1))
-        self._in_step(forward_s + self._step_s * 0.5, self._seal)
+        self._in_step(forward_s + backward_s, self._seal)
 
     def _end_early(self, step: int) -> None:
         """R9: behind the local step at hand."""

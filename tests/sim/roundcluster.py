@@ -398,7 +398,7 @@ class Cluster:
         self.step_bases[rank].append((step, machine.applied))
         self._perform(rank, machine.handle(StartStep(step), self.now_s))
         duration_s = self.timing.step_s[rank] * (1 + self.random.uniform(-self.timing.jitter, self.timing.jitter))
-        forward_s = 0.4 * duration_s
+        forward_s = duration_s if machine.settings.ends_early else 0.4 * duration_s  # a period is in no bucket before
         at_s = forward_s
         hang = self.mishaps.get((rank, step, "hang"))
         die = self.mishaps.pop((rank, step, "die"), None) or self.mishaps.pop((rank, step, "leave"), None)

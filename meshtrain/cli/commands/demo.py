@@ -31,7 +31,7 @@ def demo(
         str,
         typer.Option(
             metavar="MODE",
-            help="How the peers keep in step: bsp, ssp:S, local:H, sparseloco:H or muloco:H, as in `meshtrain submit`.",
+            help="How the peers keep in step: bsp, ssp:S, local:H, diloco:H .., as in `meshtrain submit`.",
         ),
     ] = "bsp",
     codec: Annotated[

@@ -103,9 +103,11 @@ def submit(
             metavar="MODE",
             help="bsp: all take every step together. ssp:S: nobody waits for a device that is less than S steps late; "
             "ssp:2 suits laptops. local:H: H steps on each device's own weights, then their mean. "
+            "diloco:H: then DiLoCo's outer step; ,rate= and ,momentum= set it. "
             "sparseloco:H: the same with 200 times fewer bytes. muloco:H: with Muon in place of AdamW for hidden "
             "matrices, and 16 times fewer. demo: plain SGD on "
-            "the signs of momentum, of which next to nothing travels.",
+            "the signs of momentum, of which next to nothing travels. Behind an H, ,ssp:1 lets the next H steps "
+            "begin while the last ones travel, and who is slower take fewer.",
         ),
     ] = None,
     codec: Annotated[

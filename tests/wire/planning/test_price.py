@@ -81,6 +81,19 @@ def test_a_period_pays_one_round_that_nothing_hides() -> None:
     assert found.sent_bytes == pytest.approx((VECTOR_BYTES / 8,) * 2, rel=0.001)
 
 
+def test_a_bound_hides_the_round_of_a_period_behind_the_next_one() -> None:
+    """R9: s=1 lets a round take the whole of the next period; beyond that the link counts, or the way and back."""
+    trace, overlapped = step(), job_settings("fp32", "local:8,ssp:1")
+    period_s = 8 * trace.alone_s
+    hidden = price(overlapped, quick(cables(2, VECTOR_BYTES / (0.9 * period_s), 0.0)), trace)
+    assert hidden.step_s == pytest.approx(trace.alone_s + 2 * trace.copy_s / 8)
+    full = price(overlapped, quick(cables(2, VECTOR_BYTES / (3 * period_s), 0.0)), trace)
+    assert full.step_s == pytest.approx(3 * period_s / 8, rel=0.01)
+    late = price(overlapped, quick(cables(2, 1e15, rtt_s=10 * period_s)), trace)
+    assert late.step_s == pytest.approx((10 * period_s + trace.copy_s) / 2 / 8, rel=0.01)
+    assert hidden.sent_bytes == pytest.approx((VECTOR_BYTES / 8,) * 2, rel=0.001)
+
+
 def test_a_bound_hides_rounds_up_to_as_many_steps_and_never_more_than_a_link_can_take() -> None:
     trace = step()
     ssp = job_settings("fp32", "ssp:2")
@@ -224,7 +237,7 @@ def test_the_choice_gives_up_no_more_than_it_has_to() -> None:
     rtt_s=st.floats(0.0, 0.1),
     peers=st.integers(2, 4),
     codec=st.sampled_from(["fp32", "int8", "topk:0.1,gather"]),
-    sync=st.sampled_from(["bsp", "ssp:2", "local:8"]),
+    sync=st.sampled_from(["bsp", "ssp:2", "local:8", "local:8,ssp:1"]),
 )
 def test_prices_are_sane(bytes_s: float, factor: float, rtt_s: float, peers: int, codec: str, sync: str) -> None:
     """A faster network never costs more, and nothing is faster than all laptops without one."""
