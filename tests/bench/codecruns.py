@@ -175,6 +175,8 @@ def train(daemons: Sequence[LocalDaemon], folder: Path, run: Run) -> Outcome:
     daemon, sent = daemons[0], Sent()
     if run.kill:
         arguments += (str(rounds(run)), str(codecjob.PACED_S))
+    elif sync_settings(run.sync).ends_early:  # by rounds: else the last ones would be one member's alone
+        arguments += (str(rounds(run)), "0")
     try:
         submitted = jobs.submit(
             daemon,

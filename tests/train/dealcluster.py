@@ -26,6 +26,7 @@ from meshwire.sync_modes.mode import SyncSettings
 
 NULL_CHANCE = 0.3  # that a computing learner is passed over when the rules allow it
 OVERDUE_CHANCE = 0.03  # that it is taken for absent while it computes (R5)
+CALL_CHANCE = 0.1  # that a period ends early with a local step, where the mode allows it
 SIZES_CHANCE = 0.2  # that a bind of the lowest rank changes the sizes
 
 
@@ -84,9 +85,10 @@ class Learner:
         self.cluster.pass_on(self)
 
     def local_step(self) -> None:
-        """R9: each H-th ends a period."""
+        """R9: each H-th ends a period, and so does one behind which another has called it."""
         self.taken += 1
-        if self.taken == self.cluster.sync.period:
+        called = self.cluster.sync.ends_early and self.cluster.random.random() < CALL_CHANCE
+        if self.taken == self.cluster.sync.period or called:
             self.end_period()
 
     def end_period(self) -> bool:

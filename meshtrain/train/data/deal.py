@@ -23,6 +23,8 @@ from meshwire.messages.rounds import SampleBlock
 from meshwire.samples.pool import Batch
 from meshwire.sync_modes.mode import SyncSettings
 
+RECENT_PERIODS = 4
+
 
 class SampleWaits(Protocol):
     """How the loader waits for the daemon when it has no batch to hand out. The learner's engine does it in a job."""
@@ -81,7 +83,7 @@ class Deal(Sampler[list[Any]]):
         self._queue: deque[Batch] = deque()
         self._in_hand: deque[Batch] = deque()
         self._unbound: list[Batch] = []  # handed to the script since the last bind
-        self._step_batches = 1  # the most that one step has used
+        self._sizes = deque([1], RECENT_PERIODS)  # in batches, of what counts for the next claim
         self._granted = False
         self._bound: _Bound | None = None  # the newest step that a round may be on the way for
         self._over = -1  # the newest epoch that is over
@@ -127,12 +129,16 @@ class Deal(Sampler[list[Any]]):
 
         These are: what the loader prefetches; as many as the largest step so far has used, for each of the s+1 rounds
         that may be in flight and of the s+1 steps that may begin before the next round is complete; and one to begin
-        with.
+        with. Of periods that others end (R9) the last few count, for who is slower must not hold what the others could
+        use up sooner.
         """
         self._bound = _Bound(step, tuple(self._unbound))
-        self._step_batches = max(self._step_batches, len(self._unbound))
+        if self._sync.ends_early:
+            self._sizes.append(len(self._unbound))
+        else:
+            self._sizes[0] = max(len(self._unbound), self._sizes[0])
         self._unbound = []
-        wanted = self._prefetch + 2 * (self._sync.staleness + 1) * self._step_batches + 1
+        wanted = self._prefetch + 2 * (self._sync.staleness + 1) * max(self._sizes) + 1
         return min(wanted, limits.CLAIM_BATCHES_MAX)
 
     # What the loader does

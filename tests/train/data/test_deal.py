@@ -132,12 +132,14 @@ def test_exactly_once_whoever_is_lost_and_comes_back(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", mostly_long(range(40), 20))
 def test_exactly_once_in_periods_of_local_steps(seed: int) -> None:
-    """R9, X1 to X4: any H and accumulation, equal shares or claims, losses. An epoch's end ends a period, so
-    nobody waits for a round that waits for him; and so does the end of what is held, which may be less than H steps."""
+    """R9, X1 to X4: any H, bound and accumulation, equal shares or claims, losses, periods that end early. An epoch's
+    end ends a period, so nobody waits for a round that waits for him; and so does the end of what is held, which may be
+    less than H steps."""
     draw = random.Random(seed)
     members, count = draw.randint(1, 4), draw.randint(4, 600)
     period, accumulate = draw.choice([1, 2, 5, 30, 200]), draw.choice([1, 1, 3])
-    sync = SyncSettings(period=period, shares=draw.choice(["equal", "speed"]))
+    shares, s = draw.choice(["equal", "speed"]), draw.choice([0, 0, 1, 3])
+    sync = SyncSettings(period=period, shares=shares, staleness=s, straggler="carry" if s else "wait")
     loader = DataLoader(Numbers(count), batch_size=draw.randint(1, 5), shuffle=True)
     cluster = Cluster(loader, members, sync, seed, churn=draw.choice([0.0, 0.02]))
     epochs = 3

@@ -12,6 +12,7 @@ import pytest
 from meshtrain.demo.localmesh import LocalMesh
 from meshwire.messages.job import JobSummary
 from meshwire.rounds.learner_state import DEADLINE_FACTOR, DEADLINE_S_MIN
+from meshwire.sync_modes.mode import sync_settings
 from tests.bench import paced
 from tests.daemon import realjobs as jobs
 
@@ -31,9 +32,9 @@ model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Tanh(), torch.nn.Ba
 if options["adamw"]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 else:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-xs = torch.randn(120, 8, generator=torch.Generator().manual_seed(1))
-data = torch.utils.data.TensorDataset(torch.arange(120), xs, xs.sum(1, keepdim=True))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=options["momentum"])
+xs = torch.randn(options["total"], 8, generator=torch.Generator().manual_seed(1))
+data = torch.utils.data.TensorDataset(torch.arange(len(xs)), xs, xs.sum(1, keepdim=True))
 loader = torch.utils.data.DataLoader(data, batch_size=5, shuffle=True)
 model, optimizer, loader = mt.prepare(model, optimizer, loader)
 pauses = random.Random(options["timing"] * 100 + mt.rank())
@@ -42,7 +43,7 @@ for epoch in range(options["epochs"]):
     seen.append([])
     for indices, x, y in loader:
         seen[-1] += indices.tolist()
-        time.sleep(pauses.random() * options["pause_s"])
+        time.sleep(pauses.random() * options["pause_s"] * (options["slow"] if mt.rank() == 2 else 1.0))
         optimizer.zero_grad()
         torch.nn.functional.mse_loss(model(x), y).backward()
         optimizer.step()
@@ -64,10 +65,20 @@ def output(mesh: LocalMesh, job: str, rank: int, name: str) -> Any:
 
 
 def trained(
-    mesh: LocalMesh, folder: Path, *, timing: int = 0, adamw: bool = False, pause_s: float = 0.02, **options: Any
+    mesh: LocalMesh,
+    folder: Path,
+    *,
+    timing: int = 0,
+    adamw: bool = False,
+    momentum: float = 0.9,
+    pause_s: float = 0.02,
+    slow: float = 1.0,
+    total: int = 120,
+    **options: Any,
 ) -> tuple[JobSummary, dict[str, list[float]]]:
     """Runs TRAIN. Replicas must be bit-equal all the time (O9), and after the flush; every sample used once (X4)."""
-    arguments = {"timing": timing, "adamw": adamw, "pause_s": pause_s, "epochs": 2}
+    arguments = {"timing": timing, "adamw": adamw, "momentum": momentum, "pause_s": pause_s, "slow": slow}
+    arguments |= {"epochs": 2, "total": total}
     summary = jobs.run(mesh.daemons[0], folder, TRAIN, args=(json.dumps(arguments),), hash_every=1, **options)
     assert summary.state == "succeeded", summary.error
     assert summary.replicas_equal is True
@@ -77,7 +88,7 @@ def trained(
     assert states[2] == states[0]
     seen = [output(mesh, summary.job, rank, "seen.json") for rank in range(MEMBERS)]
     for epoch in range(2):
-        assert sorted(index for rank in seen for index in rank[epoch]) == list(range(120))
+        assert sorted(index for rank in seen for index in rank[epoch]) == list(range(total))
     return summary, states[0]
 
 
@@ -93,6 +104,8 @@ def test_ssp_0_is_bsp_bit_for_bit(mesh: LocalMesh, tmp_path: Path) -> None:
         {"sync": "ssp:2", "straggler": "carry", "shares": "equal"},
         {"sync": "ssp:3", "straggler": "carry", "shares": "speed", "adamw": True},
         {"sync": "ssp:2", "own": "1", "shares": "equal"},
+        {"sync": "local:3,ssp:2", "shares": None},
+        {"sync": "diloco:4,rate=0.8,ssp:1", "shares": None, "codec": "int8", "adamw": True},
     ],
     ids=lambda options: " ".join(map(str, options.values())),
 )
@@ -101,7 +114,7 @@ def test_replicas_are_bit_equal_at_any_bound_and_timing(
 ) -> None:
     """R0 bounds the ages; bases are equal at equal rounds, and after a flush nothing else is left."""
     summary, _ = trained(mesh, tmp_path, **options)
-    staleness = int(options["sync"].partition(":")[2] or 0)
+    staleness = sync_settings(options["sync"]).staleness
     assert len(jobs.ages(summary)) <= staleness + 1
     assert sum(jobs.ages(summary)) == sum(report.metrics.step for report in summary.ranks), "every step is contributed"
 
@@ -112,6 +125,34 @@ def test_two_fixed_runs_give_identical_bits(mesh: LocalMesh, tmp_path: Path) -> 
         trained(mesh, tmp_path, sync="ssp:2", visibility="fixed", shares=None, timing=timing)[1] for timing in (1, 2)
     ]
     assert states[0] == states[1]
+
+
+@pytest.mark.parametrize(
+    ("sync", "same"), [("local:1", "bsp"), ("diloco:1,rate=1,momentum=0", "bsp"), ("local:1,ssp:2", "ssp:2")]
+)
+def test_periods_of_one_step_are_the_mode_without_periods(
+    mesh: LocalMesh, tmp_path: Path, sync: str, same: str
+) -> None:
+    """ALGORITHMS 2: of SGD with momentum where nobody is ahead, and without it where all are; not bit for bit, for
+    differences of weights round otherwise than gradients do."""
+    fixed: dict[str, Any] = {"visibility": "fixed"} if "ssp" in sync else {}
+    momentum = 0.0 if fixed else 0.9
+    states = [
+        trained(mesh, tmp_path, sync=each, shares=None, momentum=momentum, pause_s=0.0, **fixed)[1]
+        for each in (sync, same)
+    ]
+    for name, values in states[0].items():
+        np.testing.assert_allclose(values, states[1][name], rtol=1e-4, atol=2e-5, err_msg=name)
+
+
+def test_who_is_slower_takes_shorter_periods(mesh: LocalMesh, tmp_path: Path) -> None:
+    """R9: it is in the rounds with what it has."""
+    summary, _ = trained(mesh, tmp_path, sync="local:8,ssp:1", shares=None, slow=4.0, total=1200)
+    samples = [report.metrics.samples for report in summary.ranks]
+    assert sum(samples) == 2 * 1200
+    assert samples[2] < 0.6 * min(samples[:2]), f"samples {samples}: it is four times slower"
+    periods = [report.metrics.step for report in summary.ranks]
+    assert periods[2] > 0.7 * min(periods[:2]), f"periods {periods}: each is as long as the fastest's"
 
 
 DELAYED = """
