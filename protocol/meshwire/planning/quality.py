@@ -68,9 +68,13 @@ _ROWS = (
     ("powersgd", "bsp", _FAST, 0.1589, _CODECS),
     ("fp32", "local:8", _FAST, 0.0377, _CODECS),
     ("int8", "local:8", _FAST, 0.0375, _CODECS),
+    ("fp32", "local:8,ssp:1", _FAST, 0.0681, _CODECS),
+    ("int8", "local:8,ssp:1", _FAST, 0.0592, _CODECS),
     ("fp32", "diloco:8", _FAST, 0.1800, _CODECS),
     ("topk:0.015625,chunk=4096,decay=0.95,senders+2bit", "sparseloco:8", _FAST, 0.1730, _CODECS),
+    ("topk:0.015625,chunk=4096,decay=0.95,senders+2bit", "sparseloco:8,ssp:1", _FAST, 0.1389, _CODECS),
     # Too far behind.
+    ("fp32", "diloco:8,ssp:1", _FAST, 0.4741, _CODECS),
     ("onebit", "bsp", _FAST, 0.3617, _CODECS),
     ("twobit", "bsp", _FAST, 0.5852, _CODECS),
     ("topk", "bsp", _FAST, 0.3815, _CODECS),
