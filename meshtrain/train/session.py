@@ -33,6 +33,7 @@ from meshwire.messages.learner import (
     EpochOver,
     Grant,
     LearnerBarrier,
+    LearnerGoal,
     LearnerIdle,
     LearnerLog,
     LearnerWelcome,
@@ -225,6 +226,7 @@ class LearnerSession:
         self._check_running()
         if self._engine is None:
             raise UsageError("mt.steps before mt.prepare: it counts the rounds of what was prepared")
+        self._channel.tell(LearnerGoal(rounds=max(0, count)))
         while not self._finished and self._engine.boundary.decided < count:
             yield self._engine.steps.number
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from meshtraind.transport.requests import RequestFailed
 from meshwire.frames.header import Header, Kind
 from meshwire.message_base import Wire
-from meshwire.messages.job import BaseHash, End
+from meshwire.messages.job import BaseHash, End, Stage
 from meshwire.messages.learner import (
     LearnerHash,
     LearnerModel,
@@ -41,6 +41,8 @@ class Figures:
     """A `StepFigures` of the learner's handler that ships; nobody looks at them here."""
 
     values: tuple[tuple[str, float], ...] = ()
+    stage: Stage | None = None
+    rounds_planned = 0
 
     def stepped(self, message: LearnerStepped) -> None:
         """It is counted elsewhere."""

@@ -217,6 +217,7 @@ class Rounds:
             "samples": self.learner.samples,
             "ahead": max(0, self._machine.decided - self._machine.applied),
             "batch": job_rounds.batch,
+            "epochs": job_rounds.epochs,
             "finished": self.finished,
             "waiting_for": job_rounds.waiting(),
             "receipts": (self.complete + 1, self._parts.plane.receipts(self.complete + 1)),

@@ -17,6 +17,7 @@ from meshtraind.transport.requests import ConnectionEnded, RequestFailed
 from meshwire import limits
 from meshwire.message_base import Wire
 from meshwire.messages.envelope import Done
+from meshwire.messages.job import Stage
 from meshwire.messages.learner import (
     BarrierPassed,
     LearnerApplied,
@@ -24,6 +25,7 @@ from meshwire.messages.learner import (
     LearnerBarrier,
     LearnerBucket,
     LearnerEncoder,
+    LearnerGoal,
     LearnerHash,
     LearnerIdle,
     LearnerLog,
@@ -82,9 +84,13 @@ class StepFigures(Protocol):
 
     Attributes:
         values: the script's own, from mt.log.
+        stage: where the learner is before its first step has ended.
+        rounds_planned: until which round the script goes on; 0: it has not said.
     """
 
     values: tuple[tuple[str, float], ...]
+    stage: Stage | None
+    rounds_planned: int
 
     def stepped(self, message: LearnerStepped) -> None:
         """A step has ended."""
@@ -148,6 +154,7 @@ class LearnerHandler:
             raise RequestFailed("this job's learner is attached already: call meshtrain.prepare in one process only")
         self._connection = connection
         self.attached = True
+        self._metrics.stage = "script"
         return LearnerWelcome(
             spec=job.spec,
             rank=job.rank,
@@ -187,11 +194,14 @@ class LearnerHandler:
             raise RequestFailed(PREPARED_TWICE)
         match body:
             case LearnerModel():
+                self._metrics.stage = "preparing"
                 await requests.model(body, emit)
                 return Done()
             case LearnerState():
+                self._metrics.stage = "loading"
                 return await requests.state(body, emit)
             case LearnerReady():
+                self._metrics.stage = "first step"
                 self._ready = True
                 requests.ready()
                 return Done()
@@ -204,6 +214,9 @@ class LearnerHandler:
         rounds = self.rounds
         if isinstance(body, LearnerLog):
             self._metrics.values = body.values
+            return
+        if isinstance(body, LearnerGoal):
+            self._metrics.rounds_planned = body.rounds
             return
         if isinstance(body, LearnerSaved):
             self.states.saved(body)

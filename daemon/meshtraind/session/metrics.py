@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from meshtraind.storage.job_record import Job
 from meshtraind.transport.connection import Connection
 from meshwire import limits
-from meshwire.messages.job import Metrics, Part, RankReport
+from meshwire.messages.job import Metrics, Part, RankReport, Stage
 from meshwire.messages.learner import LearnerStepped
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ class MetricsKeeper:
         exit_code: of the learner's process, once it has ended and no other follows.
         failure: of the newest learner that failed here.
         part: what this rank does for the job.
+        stage: where its learner is before its first step has ended.
+        rounds_planned: until which round its script goes on; 0: it has not said.
     """
 
     def __init__(self, links: Mapping[int, Connection]) -> None:
@@ -36,6 +38,7 @@ class MetricsKeeper:
         self._look_at_links()
         self._step_times_s: deque[float] = deque(maxlen=STEPS_REMEMBERED)
         self._speeds: deque[float] = deque(maxlen=SPEEDS_REMEMBERED)  # samples/s while it computed
+        self._used: deque[tuple[int, float]] = deque(maxlen=STEPS_REMEMBERED)  # samples of a step, and its seconds
         self._step = 0
         self._exposed_s = 0.0
         self._frozen: tuple[int, int, Literal["kernel", "link"]] | None = None
@@ -43,6 +46,8 @@ class MetricsKeeper:
         self.exit_code: int | None = None
         self.failure: str | None = None
         self.part: Part = "computes"
+        self.stage: Stage | None = None
+        self.rounds_planned = 0
 
     @property
     def step(self) -> int:
@@ -52,10 +57,14 @@ class MetricsKeeper:
     def begin_anew(self) -> None:
         """Counts from 0: another process counts its steps from 1."""
         self._step = 0
+        self.stage = "starting"
 
     def stepped(self, message: LearnerStepped) -> None:
         """Takes the figures of a step that has ended."""
+        if self._step:  # the first step of a process compiles and allocates
+            self._used.append((message.samples, message.step_s))
         self._step = message.step
+        self.stage = None
         self._exposed_s += message.exposed_s
         self._step_times_s.append(message.step_s)
         busy_s = message.step_s - message.exposed_s
@@ -95,10 +104,17 @@ class MetricsKeeper:
                 "sent_bytes": sent_bytes,
                 "payload_bytes": payload_bytes,
                 "counter": counter,
+                "throughput_samples_s": self._throughput_samples_s(),
+                "stage": self.stage,
+                "rounds_planned": self.rounds_planned,
                 "samples_per_s": statistics.median(self._speeds) if len(self._speeds) >= SPEEDS_MIN else 0.0,
                 **(rounds.measures() if rounds is not None else {}),
             }
         )
+
+    def _throughput_samples_s(self) -> float:
+        spent_s = sum(step_s for _, step_s in self._used)
+        return min(sum(samples for samples, _ in self._used) / spent_s, limits.SAMPLES_MAX) if spent_s > 0 else 0.0
 
     def freeze(self) -> None:
         """Keeps the byte counts of the job's end; the links go on."""

@@ -136,6 +136,8 @@ def _cancel_one(client: Client, prefix: str, *, now: bool, sure: bool) -> bool:
         return False
     ask(client, Cancel(job=job.job, now=now), Done, name=f"cancelling {job.job}", timeout_s=CANCEL_TIMEOUT_S)
     print(job.job)
+    where = ", ".join(printable(member.name) for member in job.members)
+    say(f"job {job.job} ({printable(job.name)}) ends on {where}. To go on with it: meshtrain submit --resume {job.job}")
     return True
 
 

@@ -1,5 +1,6 @@
 """`submit`: packs the working directory, hands it to the daemon, and follows the job."""
 
+import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from meshtrain.cli.ui.connection import connected
 from meshtrain.cli.ui.errors import BadCommandLine, reported
 from meshtrain.cli.ui.options import DataDir, Json
 from meshtrain.cli.ui.progress import Stages
-from meshtrain.cli.ui.terminal import at_terminal
+from meshtrain.cli.ui.terminal import at_terminal, say
 from meshwire import limits
 from meshwire.codecs.registry import CodecSpec
 from meshwire.collectives.strategy import collective_for, topology_of
@@ -271,6 +272,8 @@ def submit(
         misplaced = []
     else:
         misplaced = [arg for arg in own_args if arg.partition("=")[0] in NEVER_THE_SCRIPTS]
+        if script is not None and "--" in own_args:
+            _check_dashes(script, own_args, misplaced)
     count, count_max = peers_wanted(peers)
     if peers is not None and on is not None:
         raise BadCommandLine("--peers and --on exclude each other", "--on with as many names as you want")
@@ -305,6 +308,8 @@ def submit(
             f"{human_bytes(limits.JOB_SPEC_BYTES_MAX)} are sent",
             "a file beside the script",
         )
+    for option in misplaced:
+        say(f"note: {option} stands behind {script}, so it is the script's; for the job it goes before {script}")
     packages = read_requirements(requirements or ())
     with connected(data_dir) as client, tempfile.TemporaryDirectory(prefix="meshtrain-") as folder:
         with Stages() as stages:
@@ -361,10 +366,6 @@ def submit(
         with Stages() as stages:
             submitted = send(client, body, stages)
         notes = [*source.notes, *(shipped_data.notes if shipped_data is not None else ()), *submitted.notes]
-        notes += [
-            f"{option} stands behind {script}, so it is the script's; for the job it goes before {script}"
-            for option in misplaced
-        ]
         memory = None
         if dry_run:
             try:
@@ -391,6 +392,20 @@ def submit(
         return
     predicted = chosen.prediction is not None
     raise typer.Exit(started(submitted, notes, data_dir, detach=detach, json=json, predicted=predicted))
+
+
+def _check_dashes(script: str, own_args: tuple[str, ...], misplaced: list[str]) -> None:
+    """Raises BadCommandLine where options of the job stand between the script and two dashes: whoever types that means
+    them for the job."""
+    at = own_args.index("--")
+    meant = [option for option in misplaced if option in own_args[:at]]
+    if meant:
+        ordered = ["meshtrain", "submit", *own_args[:at], script, *own_args[at + 1 :]]
+        raise BadCommandLine(
+            f"{', '.join(meant)} {'stands' if len(meant) == 1 else 'stand'} behind {script}, where everything is the "
+            "script's: options of the job go before it",
+            shlex.join(ordered),
+        )
 
 
 def _open(typed: JobChoice) -> bool:

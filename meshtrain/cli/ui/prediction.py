@@ -1,15 +1,29 @@
-"""How fast a job was predicted to be when its settings were chosen, beside how fast it is."""
+"""How fast a job is: beside one laptop alone, and beside what was predicted when its settings were chosen."""
 
 from meshwire.messages.job import JobSummary
 
 
 def measured_samples_s(job: JobSummary) -> float | None:
-    """Samples a second of all ranks together, by their newest reports; None while one of those that compute has not
-    told, or where batches are not dealt."""
+    """Samples a second of all ranks together, by their newest reports, waits included; None while one of those that
+    compute has not told, or where samples are not dealt."""
     reports = {report.rank: report.metrics for report in job.ranks}
     counting = [reports.get(rank) for rank in job.learning] or list(reports.values())
-    rates = [each.batch / each.step_s if each is not None and each.step_s else 0.0 for each in counting]
+    rates = [0.0 if each is None else each.throughput_samples_s for each in counting]
     return sum(rates) if rates and min(rates) > 0 else None
+
+
+def speed_text(job: JobSummary) -> str | None:
+    """How many samples a second, and how many times those of the fastest laptop alone; None while that is not known.
+
+    Alone is what was predicted for it, else what the fastest does while it computes: alone it would do a little less.
+    """
+    measured = measured_samples_s(job)
+    if measured is None:
+        return None
+    alone = max((report.metrics.samples_per_s for report in job.ranks), default=0.0)
+    alone = job.prediction.alone_samples_s if job.prediction is not None else alone
+    together = len(job.learning) > 1 and alone > 0
+    return f"{measured:,.3g} samples/s" + (f", {measured / alone:.2g}x one laptop" if together else "")
 
 
 def prediction_text(job: JobSummary) -> str | None:

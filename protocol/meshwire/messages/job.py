@@ -262,6 +262,11 @@ LogName = Annotated[str, Field(max_length=limits.LOG_NAME_CHARS_MAX)]
 LogValues = Annotated[tuple[tuple[LogName, float], ...], Field(max_length=limits.LOG_VALUES_MAX)]  # from mt.log
 
 
+Stage = Literal["starting", "script", "preparing", "loading", "first step"]
+"""Where a learner is before its first step has ended: its process has not called yet; it has, and has not come to
+`mt.prepare`; there it compares its model with the others'; it takes over a state; it computes."""
+
+
 class Metrics(Wire):
     """What one rank shows in live tables."""
 
@@ -285,6 +290,10 @@ class Metrics(Wire):
     steps_lost: int = 0  # cut off or too old (V2, R5)
     samples_per_s: Annotated[float, Field(ge=0, le=limits.SAMPLES_MAX)] = 0.0  # while computing; 0: not known yet
     batch: int = 0  # samples a step, as granted now (X4a); 0: not dealt
+    throughput_samples_s: Annotated[float, Field(ge=0, le=limits.SAMPLES_MAX)] = 0.0  # waits included; 0: not known yet
+    stage: Stage | None = None  # None: it has taken steps, or there is no learner
+    epochs: Annotated[float, Field(ge=0, le=limits.SAMPLES_MAX)] = 0.0  # of samples in complete rounds; 0: not dealt
+    rounds_planned: Count = 0  # by the script, with `mt.steps`; 0: it has not said
     # the oldest round that is not complete there, and how many steps of its program are over (`meshwire.rounds.stall`)
     receipts: tuple[Count, Count] = (0, 0)
 

@@ -116,6 +116,13 @@ class LearnerStepped(Wire):
     exposed_s: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # of it: waiting for rounds, for Start, for samples
 
 
+@message("learner.goal")
+class LearnerGoal(Wire):
+    """Notice: the script goes on until the job has had so many rounds (`mt.steps`)."""
+
+    rounds: Annotated[int, Field(ge=0)]
+
+
 @message("learner.log")
 class LearnerLog(Wire):
     """Notice: values given to mt.log."""

@@ -127,6 +127,11 @@ class JobRounds:
         return self._grants.batch if self._grants is not None else 0
 
     @property
+    def epochs(self) -> float:
+        """How many epochs' samples are in complete rounds, or will be in none; 0 without a prepared loader."""
+        return self._grants.epochs if self._grants is not None else 0.0
+
+    @property
     def rounds_kept(self) -> int:
         """Complete rounds that the learner was not given."""
         return self._schedule.rounds_kept

@@ -124,6 +124,11 @@ class SampleGrants:
         return sizes_by_speed(speeds, self._space.batch, tuple(sizes.values())) or ()
 
     @property
+    def epochs(self) -> float:
+        """How many epochs' units are in complete rounds, or will be in none."""
+        return self._ledger.epochs_used
+
+    @property
     def batch(self) -> int:
         """Units of a batch that is granted to this learner now: samples, or 1 with whole batches; 0: none is."""
         return self._ledger.sizes.get(self._rank, 0)

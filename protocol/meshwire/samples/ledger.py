@@ -84,6 +84,14 @@ class Ledger:
         )
 
     @property
+    def epochs_used(self) -> float:
+        """How many epochs' units nobody holds or is still to be granted: they are in complete rounds, or left out."""
+        epoch, position = self._pool.pointer
+        held = (block for batches in self._held.values() for batch in batches for block in batch)
+        open_units = sum(block.end - block.first for block in (*self._pool.returned, *held))
+        return epoch + (position - open_units) / self._space.total
+
+    @property
     def sizes(self) -> Mapping[int, int]:
         """Units a batch, by learning rank, of what is granted from now on (X4a)."""
         return self._sizes

@@ -13,7 +13,7 @@ from meshtrain.cli.planning.linked_mesh import LinkedMesh
 from meshtrain.cli.planning.other_programs import OtherPrograms
 from meshtrain.cli.submission.measuring import NotMeasured
 from meshtrain.cli.ui.errors import CliError
-from meshtrain.cli.ui.prediction import measured_samples_s, prediction_text
+from meshtrain.cli.ui.prediction import measured_samples_s, prediction_text, speed_text
 from meshwire.messages.job import Fetch, Fetched, Metrics, Prediction, RankReport
 from meshwire.messages.local import GetJobs, GetStatus, MeasureLinks, Submit, Watch, Watched
 from meshwire.planning.choose import Pinned
@@ -402,19 +402,30 @@ def test_the_defaults_are_named_as_they_are_typed() -> None:
 # --- prediction beside measurement ---
 
 
-def report(rank: int, batch: int, step_s: float) -> RankReport:
-    return RankReport(job=JOB, rank=rank, state="running", metrics=Metrics(batch=batch, step_s=step_s))
+def report(rank: int, throughput_samples_s: float, samples_per_s: float = 0.0) -> RankReport:
+    metrics = Metrics(throughput_samples_s=throughput_samples_s, samples_per_s=samples_per_s)
+    return RankReport(job=JOB, rank=rank, state="running", metrics=metrics)
 
 
 def test_what_was_predicted_stands_beside_what_is_measured() -> None:
-    ranks = (report(0, 8, 0.2), report(1, 4, 0.2))
+    ranks = (report(0, 40.0), report(1, 20.0))
     job = summary(ranks=ranks, learning=(0, 1), prediction=Prediction(samples_s=80.0, alone_samples_s=50.0))
     assert measured_samples_s(job) == pytest.approx(60)
     assert prediction_text(job) == "predicted 80 samples/s, measured 60: 75% of it, 1.20x one laptop alone"
     assert measured_samples_s(summary(ranks=ranks, learning=(0, 1, 2))) is None, "one has not told"
-    assert measured_samples_s(summary(ranks=(report(0, 0, 0.2),))) is None, "batches are not dealt"
-    assert measured_samples_s(summary(ranks=(report(0, 8, 0.0),))) is None
+    assert measured_samples_s(summary(ranks=(report(0, 0.0),))) is None, "samples are not dealt"
     assert prediction_text(summary(ranks=ranks)) is None
+
+
+def test_the_speed_is_said_beside_one_laptop_alone() -> None:
+    """By what was predicted for that, else by the fastest while it computes."""
+    ranks = (report(0, 40.0, 44.0), report(1, 20.0, 50.0))
+    job = summary(ranks=ranks, learning=(0, 1))
+    assert speed_text(job) == "60 samples/s, 1.2x one laptop"
+    predicted = summary(ranks=ranks, learning=(0, 1), prediction=Prediction(samples_s=80.0, alone_samples_s=30.0))
+    assert speed_text(predicted) == "60 samples/s, 2x one laptop"
+    assert speed_text(summary(ranks=ranks[:1], learning=(0,))) == "40 samples/s"
+    assert speed_text(summary(ranks=(report(0, 40.0, 44.0), report(1, 0.0)), learning=(0, 1))) is None
 
 
 def test_the_prediction_goes_with_the_job_and_is_told_in_the_end(endpoint: Endpoint, mesh: FakeMesh) -> None:
@@ -428,7 +439,7 @@ def test_the_prediction_goes_with_the_job_and_is_told_in_the_end(endpoint: Endpo
     body, _ = submitted(endpoint, "--quality", "exact")
     assert body.prediction is None, "what was timed was no job"
     prediction = Prediction(samples_s=51.0, alone_samples_s=50.0)
-    done = summary(ranks=(report(0, 8, 0.16),), learning=(0,), prediction=prediction)
+    done = summary(ranks=(report(0, 50.0),), learning=(0,), prediction=prediction)
     endpoint.answers |= {
         Watch: Watched(summary=done),
         GetJobs: known_jobs(done),

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 from meshtrain.cli.app import app
 from meshtrain.cli.ui import completion
-from meshtrain.cli.ui.follow_view import View, prefixes, status_text
+from meshtrain.cli.ui.follow_view import TimeLeft, View, prefixes, stages_text, status_text
 from meshtrain.cli.ui.log_pieces import LINE_CHARS_MAX, Lines
 from meshtrain.cli.ui.terminal import human_seconds, printable_lines
 from meshwire import limits
@@ -38,12 +38,14 @@ from meshwire.messages.job import (
     CheckpointSummary,
     Fetch,
     Fetched,
+    JobSummary,
     ListCheckpoints,
     ListOutputs,
     Metrics,
     OutputFile,
     Outputs,
     RankReport,
+    Stage,
 )
 from meshwire.messages.local import (
     Cancel,
@@ -138,6 +140,60 @@ def test_status_line_says_round_values_and_what_is_waited_for() -> None:
     assert status_text(job) == text
     assert status_text(job, lasting=[1]) == f"{text} · bert waits: round 8 waits for anna: it computes step 7"
     assert prefixes(["a", "bert"]) == ["[0 a]    ", "[1 bert] "]
+
+
+def starting(*stages: Stage | None, step: int = 0) -> JobSummary:
+    ranks = tuple(
+        RankReport(job=JOB, rank=rank, state="running", metrics=Metrics(stage=stage, step=step))
+        for rank, stage in enumerate(stages)
+    )
+    return summary(JobState.RUNNING, ranks=ranks)
+
+
+def test_until_the_first_step_it_says_what_each_does() -> None:
+    """Who is last stands first."""
+    assert status_text(starting("starting", "starting")) == "train running · the script starts (imports)"
+    assert (
+        stages_text(starting("preparing", "script")) == "bert: the script runs, up to mt.prepare; anna: at mt.prepare"
+    )
+    assert stages_text(starting("first step", "loading")) == "bert: taking over the model; anna: the first step"
+    assert stages_text(starting("first step", None)) is None, "bert has taken a step"
+    assert stages_text(starting("starting", "starting", step=1)) is None
+    assert stages_text(summary(JobState.RUNNING)) is None
+
+
+def test_stages_are_lines_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    with View(["anna", "bert"], [0, 1]) as view:
+        for job in (starting("starting", "starting"), starting("starting", "starting"), starting("script", "starting")):
+            view.status(job)
+        view.status(starting(None, None, step=1))
+    assert capsys.readouterr().err.splitlines() == [
+        f"job {JOB} running",
+        "the script starts (imports)",
+        "bert: the script starts (imports); anna: the script runs, up to mt.prepare",
+    ]
+
+
+def test_status_line_says_how_far_how_fast_and_how_long_it_takes_yet() -> None:
+    metrics = Metrics(round=30, rounds_planned=1200, epochs=1.42, step_s=0.2, throughput_samples_s=50, samples_per_s=60)
+    ranks = tuple(RankReport(job=JOB, rank=rank, state="running", metrics=metrics) for rank in range(2))
+    shown = status_text(summary(JobState.RUNNING, ranks=ranks, learning=(0, 1)), left_s=234.0)
+    assert shown.split(" · ") == [
+        *("train running", "round 30 of 1,200", "epoch 2, 42%", "200 ms/step"),
+        *("100 samples/s, 1.7x one laptop", "4 min left"),
+    ]
+
+
+def test_how_long_it_takes_yet_follows_the_rounds_of_the_last_minute() -> None:
+    left = TimeLeft()
+    assert [left.left_s(at, at, 103) for at in range(3)] == [None] * 3, "too few rounds say nothing"
+    assert left.left_s(3.0, 3, 103) == pytest.approx(100.0)
+    for at in range(4, 71):
+        left.left_s(at, 3 + 2 * (at - 3), 1000)
+    assert left.left_s(71, 3 + 2 * 68, 1139) == pytest.approx(500.0), "two a second by now"
+    assert left.left_s(72, 100, 1139) is None, "rounds were given up"
+    assert left.left_s(80, 140, 0) is None, "the script has not said"
+    assert left.left_s(90, 140, 139) is None, "it goes on nevertheless"
 
 
 # --- help, usage, and how commands fail ---
@@ -429,6 +485,7 @@ def test_an_id_prefix_is_enough_unless_it_is_ambiguous(endpoint: Endpoint) -> No
     both = [f"  {JOB}  train.py, 3 min ago, running", f"  {OLDER}  gpt.py, 2 h ago, running"]
     latest = [*both, "try: meshtrain jobs"]
     assert shown.stderr.splitlines() == [
+        f"job {OLDER} (train) ends on anna, bert. To go on with it: meshtrain submit --resume {OLDER}",
         "error: 2 jobs have ids that begin with '1kx':", *both, "try: one more letter",
         "error: no job is called '9' or has an id that begins so; the latest are", *latest,
         "error: no job is called '1kx2000000aab' or has an id that begins so; the latest are", *latest,
@@ -779,11 +836,11 @@ def test_submit_ships_the_folder_and_everything_after_the_script_is_the_scripts(
     seen: dict[str, FileManifest] = {}
     endpoint.answers[Submit] = accepting(seen, ("torch differs",))
     options = ["-n", "first", "--peers", "2", "--data", "sets [1]", "-e", "A=b=c", "--codec", "fp16", "--seed", "3"]
-    shown = run("submit", *options, "-d", "train.py", *typed, "--peers", "9", "--help", "--", "x")
+    shown = run("submit", *options, "-d", "train.py", *typed, "--peers", "9", "--help", *typed, "x")
     assert (shown.exit_code, shown.stdout) == (0, f"{JOB}\n")
     [body] = endpoint.of_type(Submit)
     assert (body.name, body.peers, body.script, body.codec, body.seed) == ("first", 2, "train.py", "fp16", 3)
-    assert body.args == ("--peers", "9", "--help", "--", "x")
+    assert body.args == ("--peers", "9", "--help", *typed, "x")
     assert body.env == (("A", "b=c"),)
     assert (body.root, body.data_root) == (str(project), str(project / "sets [1]"))
     assert paths(seen["source"]) == [".gitignore", "train.py"]  # neither what git ignores nor the data a second time
@@ -794,6 +851,17 @@ def test_submit_ships_the_folder_and_everything_after_the_script_is_the_scripts(
     misplaced = "note: --peers stands behind train.py, so it is the script's; for the job it goes before train.py\n"
     assert (misplaced in shown.stderr) == (not typed), "two dashes say that it is meant so"
     assert f"meshtrain logs -f {JOB}" in shown.stderr
+
+
+@pytest.mark.usefixtures("project")
+def test_options_of_the_job_between_the_script_and_two_dashes_are_put_right(endpoint: Endpoint) -> None:
+    """Nothing is timed, shipped or started before it is said."""
+    shown = run("submit", "train.py", "--sync", "ssp:2", "--no-plan", "--", "--epochs", "3")
+    assert shown.exit_code == 2
+    assert "--sync, --no-plan stand behind train.py, where everything is the script's" in shown.stderr
+    assert "try: meshtrain submit --sync ssp:2 --no-plan train.py --epochs 3\n" in shown.stderr
+    assert endpoint.of_type(Submit) == []
+    assert run("submit", "-d", "train.py", "--epochs", "3", "--", "x").exit_code != 2, "none of the job's"
 
 
 @pytest.mark.usefixtures("project")

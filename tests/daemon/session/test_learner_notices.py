@@ -179,6 +179,19 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
+def test_throughput_counts_waits_and_not_the_first_step_of_a_process() -> None:
+    keeper = MetricsKeeper({})
+    for step in range(1, 5):
+        keeper.stepped(LearnerStepped(step=step, samples=8, step_s=60.0 if step == 1 else 0.5, exposed_s=0.4))
+    assert keeper._snapshot(None).throughput_samples_s == pytest.approx(16)
+    assert keeper._snapshot(None).step == 4
+    keeper.begin_anew()
+    assert keeper._snapshot(None).stage == "starting"
+    keeper.stepped(LearnerStepped(step=1, samples=8, step_s=60.0, exposed_s=0.0))
+    assert keeper._snapshot(None).throughput_samples_s == pytest.approx(16)
+    assert keeper._snapshot(None).stage is None
+
+
 @pytest.mark.asyncio
 @pytest.mark.parametrize("round_", [1, 2], ids=["twice", "not given"])
 async def test_only_the_round_that_was_given_is_applied(round_: int) -> None:

@@ -26,7 +26,11 @@ def test_a_pinned_mode_keeps_the_codecs_that_were_measured_with_it() -> None:
 
 def test_a_pinned_codec_keeps_the_modes_that_it_was_measured_with() -> None:
     found = texts(Pinned(codec="int8").settings(MODEL))
-    assert {(codec, sync) for codec, sync, _ in found} == {("int8", "bsp"), ("int8", "local:8")}
+    assert {(codec, sync) for codec, sync, _ in found} == {
+        ("int8", "bsp"),
+        ("int8", "local:8"),
+        ("int8", "local:8,ssp:1"),
+    }
 
 
 def test_what_was_never_measured_is_taken_as_typed_with_what_submit_adds() -> None:
@@ -61,6 +65,6 @@ def test_of_what_is_pinned_the_quality_is_no_question_but_of_the_rest_it_is() ->
     assert {sync for _, sync, _ in texts(wished(everything, Quality.EXACT))} == {"bsp"}
     far = Pinned(codec="onebit").settings(MODEL)
     assert wished(far, Quality.FAST) == far, "far behind, and still what was typed"
-    behind = {tried.codec for tried, found in EVIDENCE.items() if found.behind_nats > 0.2}
-    assert not {codec for codec, _, _ in texts(wished(everything, Quality.FAST))} & behind
+    behind = {(tried.codec, tried.sync) for tried, found in EVIDENCE.items() if found.behind_nats > 0.2}
+    assert not {(codec, sync) for codec, sync, _ in texts(wished(everything, Quality.FAST))} & behind
     assert wished([], Quality.SAFE) == []

@@ -240,6 +240,19 @@ def test_who_is_faster_gets_more() -> None:
     assert len(ledger.batches(1)) == first_batches(ledger._space, 2, CLAIMS)
 
 
+def test_epochs_that_are_used_are_what_nobody_holds() -> None:
+    ledger = Ledger(space(1000, 4), range(2), CLAIMS)
+    assert ledger.epochs_used == 0
+    for used in range(1, 20):
+        granted(ledger.complete({rank: bind(ledger.batches(rank)[:1], 40) for rank in range(2)}))
+        assert ledger.epochs_used == pytest.approx(used * 2 * 4 / 1000)
+    ledger.enter([0])
+    assert ledger.epochs_used == pytest.approx(19 * 2 * 4 / 1000), "what came back is still to be used"
+    while ledger.epochs_used < 2:
+        granted(ledger.complete({0: bind(ledger.batches(0)[:1], 40)}))
+    assert ledger.epochs_used == pytest.approx(2, abs=0.01)
+
+
 def test_what_a_lost_rank_held_comes_first_and_to_all() -> None:
     """X3: at once, for nobody may be left to take a step that would ask for it; the oldest first."""
     ledger = Ledger(space(24, 4), range(3), LOCKSTEP)
