@@ -59,7 +59,7 @@ class Config:
     interfaces: tuple[str, ...]
     peers: tuple[Address, ...]
     mdns: bool
-    name: str
+    name: str | None  # None: as it was before, else the host's
     patience_s: float
     introductions: IntroductionPolicy | None = None  # None: as it was before
     dashboard: int | None = 0  # its port, 0: any free one; None: it is not served
@@ -80,9 +80,8 @@ class Config:
     ) -> Self:
         """Reads the command line's words. Raises ValueError with what to write instead."""
         host, port = split_host_port(listen)
-        name = name or socket.gethostname().split(".")[0] or "device"
-        if len(name) > limits.NAME_CHARS_MAX or not name.isprintable():
-            raise ValueError(f"--name: at most {limits.NAME_CHARS_MAX} printable characters")
+        if name is not None and (not 0 < len(name) <= limits.NAME_CHARS_MAX or not name.isprintable()):
+            raise ValueError(f"--name: 1 to {limits.NAME_CHARS_MAX} printable characters")
         if not limits.PATIENCE_S_MIN <= patience_s <= limits.PATIENCE_S_MAX:  # nan is not between anything
             raise ValueError(
                 f"--patience {patience_s:g}: from {limits.PATIENCE_S_MIN:g} to {limits.PATIENCE_S_MAX:g} seconds"
@@ -99,6 +98,11 @@ class Config:
             introductions=None if introductions is None else IntroductionPolicy(introductions),
             dashboard=dashboard_port(dashboard),
         )
+
+
+def host_name() -> str:
+    """What a device is called of which nobody has said a name."""
+    return socket.gethostname().split(".")[0][: limits.NAME_CHARS_MAX] or "device"
 
 
 class App:
@@ -141,13 +145,17 @@ class App:
 
     async def _run(self, rundir: RunDir, software: Software) -> None:
         config = self._config
-        identity = load_or_create(config.data_dir, config.name)
         pins = PinTable(config.data_dir / "pins.db")
-        history = JobHistory(config.data_dir / "jobs.db", time.time())
+        history = None
         try:
-            incarnation = secrets.randbits(62)
+            if config.name is not None:
+                pins.own_name = config.name
             if config.introductions is not None:
                 pins.introductions = config.introductions
+            name = pins.own_name or host_name()
+            identity = load_or_create(config.data_dir, name)
+            history = JobHistory(config.data_dir / "jobs.db", time.time())
+            incarnation = secrets.randbits(62)
             trust = Trust(identity, pins)
             book = AddressBook(identity.device_id)
             links = Links(
@@ -156,7 +164,7 @@ class App:
                 book,
                 hello=Hello(
                     incarnation=incarnation,
-                    name=config.name,
+                    name=name,
                     listen_port=0,
                     software=software,
                     cores=os.cpu_count() or 1,
@@ -170,7 +178,7 @@ class App:
             node = Node(
                 device=identity.device_id,
                 incarnation=incarnation,
-                name=config.name,
+                name=name,
                 links=links.linked,
                 blobs=BlobStore(config.data_dir / "blobs"),
                 history=history,
@@ -202,9 +210,10 @@ class App:
                 started.push_async_callback(dashboard.close)
                 rundir.announce(listen=self.mesh.listen, endpoint=endpoint.address)
                 self.started = True
-                log.info("%s (%s) listens on %s", config.name, identity.device_id[:8], self.mesh.listen)
+                log.info("%s (%s) listens on %s", name, identity.device_id[:8], self.mesh.listen)
                 await self._stopping.wait()
                 log.info("stopping")
         finally:
-            history.close()
+            if history is not None:
+                history.close()
             pins.close()

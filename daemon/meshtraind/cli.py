@@ -140,7 +140,9 @@ def _add_daemon_options(command: argparse.ArgumentParser) -> None:
         help="where `meshtrain dashboard` finds its page, on this machine alone (default %(default)s: any free port; "
         "off: it is not served)",
     )
-    command.add_argument("--name", help="how this device is called (default: the host name)")
+    command.add_argument(
+        "--name", help="how this device is called, kept until you say otherwise (at first: the host name)"
+    )
     command.add_argument("--data-dir", metavar="DIR", type=Path, help=f"keys, jobs, logs (or {DATA_DIR_VARIABLE})")
     command.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default=LOG_LEVEL)
 

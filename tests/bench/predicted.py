@@ -81,6 +81,8 @@ CASES = (
     Case(CABLES_20, "int8", "bsp", 16),
     Case(CABLES_20, "fp16", "ssp:2", 16),
     Case(CABLES_20, "int8", "local:8", 6),
+    Case(CABLES_20, "int8", "local:8,ssp:1", 10),
+    Case(CABLES_20, "fp32", "local:8,ssp:1", 10),
     Case(CABLES_20, None, "sparseloco:8", 6),
     Case(CABLES_20, "topk:0.1", "bsp", 16),
     Case(CELL_50, "fp32", "bsp", 9),

@@ -18,6 +18,7 @@ from meshtrain.demo.localmesh import LocalMeshError
 from meshwire.messages.job import JobSummary
 from meshwire.messages.local import Watch, Watched
 from meshwire.rounds.learner_state import StepTimes
+from meshwire.sync_modes.mode import sync_settings
 from tests.bench import paced
 from tests.bench.overlap_lab import OverlapError, StationDaemon, paired
 from tests.daemon import realjobs as jobs
@@ -101,6 +102,8 @@ def cases() -> list[Case]:
         Case("ssp:3 carry, equal", {"sync": "ssp:3", "straggler": "carry", "shares": "equal"}, slow, 80),
         Case("bsp, speed", {"sync": "bsp", "shares": "speed"}, slow, 90),
         Case("ssp:3 carry, speed", {"sync": "ssp:3", "straggler": "carry", "shares": "speed"}, slow, 80),
+        Case("local:8, equal", {"sync": "local:8", "shares": "equal"}, slow, 6),
+        Case("local:8,ssp:1", {"sync": "local:8,ssp:1"}, slow, 16),
     ]
 
 
@@ -155,13 +158,15 @@ def measure_slow(daemons: list[StationDaemon], folder: Path, fast_step_s: float,
 
 
 def _judged(case: Case, shares: list[float], of_sum: float, contributors: float, ages: list[int]) -> tuple[str, bool]:
-    bound = int(case.options["sync"].partition(":")[2] or 0)
+    bound = sync_settings(case.options["sync"]).staleness
     if any(ages[bound + 1 :]):
         return f"no age above {bound}", False
     if case.name == "bsp, equal":
         return "fast ones at about a third", 0.25 < shares[0] < 0.4
     if case.name == "ssp:3 carry, equal":
         return "fast ones > 0.9, contributors >= 2.2", min(shares[:2]) > 0.9 and contributors >= 2.2
+    if case.name == "local:8,ssp:1":
+        return "fast ones > 0.95, > 0.95 of the sum", min(shares[:2]) > 0.95 and of_sum > 0.95
     if case.name == "bsp, speed":
         return "> 0.85 of the sum", of_sum > 0.85
     return "none", True

@@ -14,7 +14,9 @@ from pathlib import Path
 from meshwire import limits
 from meshwire.frames.header import WIRE_VERSION
 
-FORMAT = 4  # 2: manifests of checkpoints as of wire version 6; 3: the generation in job.msgpack; 4: introductions
+FORMAT = 5
+"""2: manifests of checkpoints as of wire version 6; 3: the generation in job.msgpack; 4: introductions;
+5: the outer step (R9) in numbers."""
 BEFORE_THE_FILE = 1  # of wire versions up to 5
 NAME = "format"
 _FORM = re.compile(r"(?P<number>[1-9][0-9]{0,5}) written by (?P<writer>[ -~]{1,100})\n")

@@ -64,7 +64,12 @@ def _begin_introductions(data_dir: Path) -> None:
 
 
 # By the format that they begin from.
-_STEPS: dict[int, Callable[[Path], None]] = {1: _spell_anew, 2: _spell_anew, 3: _begin_introductions}
+_STEPS: dict[int, Callable[[Path], None]] = {
+    1: _spell_anew,
+    2: _spell_anew,
+    3: _begin_introductions,
+    4: _spell_anew,
+}
 
 
 def _lock_out(path: Path) -> None:

@@ -1,7 +1,7 @@
 """Which devices this one trusts: DATA/pins.db. A pinned device may run code here; nothing else says so.
 
 Beside them lie those that a person has removed, which no introduction takes in again (K4), those that wait for a
-person's word, and what the person has said about introductions.
+person's word, and what the person has said about introductions and about this device's own name.
 
 Calls block for less than a millisecond, or for one disk flush; they belong to the thread that opened the table.
 """
@@ -245,6 +245,21 @@ class PinTable:
         with self._changing() as change:
             change("INSERT OR REPLACE INTO settings VALUES ('introductions', ?)", policy.value)
         self._tell()
+
+    @property
+    def own_name(self) -> str | None:
+        """What the person calls this device; None: nothing. Raises PinsError for what no version has written."""
+        with self._explained():
+            row = self._db.execute("SELECT value FROM settings WHERE name = 'own_name'").fetchone()
+            if row is not None and not 0 < len(row[0]) <= limits.NAME_CHARS_MAX:
+                raise _DamagedRowError(f"a name of this device has {len(row[0])} characters")
+        return None if row is None else str(row[0])
+
+    @own_name.setter
+    def own_name(self, name: str) -> None:
+        _check_name(name)
+        with self._changing() as change:
+            change("INSERT OR REPLACE INTO settings VALUES ('own_name', ?)", name)
 
     def rename(self, device_id: str, name: str) -> None:
         """A pinned device calls itself so now. Raises UnknownPeerError, ValueError."""

@@ -44,7 +44,12 @@ LOG_TAIL_LINES = 15
 @reported
 def up(
     name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="How other devices see this one; else its host name.")
+        str | None,
+        typer.Option(
+            "--name",
+            metavar="NAME",
+            help="How other devices see this one, kept until you say otherwise; at first its host name.",
+        ),
     ] = None,
     listen: Annotated[
         str | None, typer.Option("--listen", metavar="HOST:PORT", help="Where peers connect to; port 0: any free one.")
@@ -100,7 +105,7 @@ def up(
         return
     options += [f"--introductions={introductions.value}"] if introductions is not None else []
     status = _start(folder, options)
-    print(f"{printable(status.name)} ({status.device[:ID_CHARS]}) is up, on {printable(status.listen)}")
+    print(f"{printable(status.name)} ({status.device[:ID_CHARS]}) is up, on {printable(status.listen)}", flush=True)
     for warning in status.warnings:
         say(f"warning: {printable_lines(warning)}", style="yellow")
     if status.peers_paired:

@@ -295,6 +295,7 @@ LEARNER_TELLS = (
     LearnerBarrier,
     LearnerBucket,
     LearnerEncoder,
+    LearnerGoal,
     LearnerHash,
     LearnerIdle,
     LearnerLog,

@@ -2,9 +2,9 @@
 (R8, R9, O2, X4a)."""
 
 import re
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from meshwire import limits
 from meshwire.message_base import Wire
@@ -48,6 +48,19 @@ class SyncSettings(Wire):
     """With a period, a small part of what local steps have changed travels, and the rest fades (SparseLoCo)."""
     muon: bool = False
     """With a period, Muon takes the local steps of hidden matrices (MuLoCo)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_earlier_versions_wrote(cls, fields: Any) -> Any:
+        """In data folders of a format below 5: which outer step, by a name."""
+        if not isinstance(fields, dict) or "outer" not in fields:
+            return fields
+        outer = fields["outer"]
+        steps = {"average": (1.0, 0.0), "nesterov": (DILOCO_RATE, DILOCO_MOMENTUM)}
+        rest = {name: value for name, value in fields.items() if name != "outer"}
+        if outer not in steps or "outer_rate" in rest:
+            return fields
+        return rest | dict(zip(("outer_rate", "outer_momentum"), steps[outer], strict=True))
 
     @property
     def ends_early(self) -> bool:

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -97,6 +98,16 @@ def agree(one: App, other: App) -> bool:
 
 def linked(app: App) -> set[str]:
     return {row.name for row in app.mesh.peers() if row.state == "linked"}
+
+
+@pytest.mark.asyncio
+async def test_a_name_is_kept_until_another_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "laptop-7.local")
+    seen = []
+    for said in (None, "anna", None, "Ännchen", None):
+        async with running(replace(config(tmp_path, "any"), name=said)) as (app,):
+            seen.append(app.mesh.node.name)
+    assert seen == ["laptop-7", "anna", "anna", "Ännchen", "Ännchen"]
 
 
 @pytest.mark.asyncio

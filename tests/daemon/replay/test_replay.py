@@ -440,7 +440,7 @@ def header(**changes: object) -> str:
         "staleness": 1,
         "fewer": [],
     }
-    settings |= {"straggler": "carry", "rtt_s": 0.01, "visibility": "eager", "unapplied_max": 100}
+    settings |= {"straggler": "carry", "rtt_s": 0.01, "visibility": "eager", "unapplied_max": 100, "ends_early": False}
     return json.dumps({"t_s": 0.0, "what": "trace", "format": FORMAT, "settings": settings | changes, "complete": 0})
 
 
@@ -449,9 +449,9 @@ def header(**changes: object) -> str:
     [
         ("", "line 1: not the first line of a trace"),
         (start_step(), "line 1: not the first line of a trace"),
-        ('{"t_s": 0, "what": "trace"}', "line 1: a trace of format None; this meshtraind reads 3"),
-        ('{"t_s": 0, "what": "trace", "format": 1}', "line 1: a trace of format 1; this meshtraind reads 3"),
-        ('{"t_s": 0, "what": "trace", "format": 3}', "of another version"),
+        ('{"t_s": 0, "what": "trace"}', "line 1: a trace of format None; this meshtraind reads 4"),
+        ('{"t_s": 0, "what": "trace", "format": 1}', "line 1: a trace of format 1; this meshtraind reads 4"),
+        ('{"t_s": 0, "what": "trace", "format": 4}', "of another version"),
         (header(colour="red"), "of another version"),
         (header(ranks=[]), "line 1: settings: "),
         (header(ranks="many"), "line 1: settings: "),

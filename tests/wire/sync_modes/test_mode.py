@@ -87,6 +87,17 @@ def test_diloco_without_its_outer_step_is_local_sgd() -> None:
     assert sync_settings("diloco:8,rate=1,momentum=0") == sync_settings("local:8")
 
 
+@pytest.mark.parametrize(("outer", "sync"), [("average", "local:8"), ("nesterov", "diloco:8")])
+def test_what_earlier_versions_have_written_is_read(outer: str, sync: str) -> None:
+    """In files of jobs and checkpoints: the outer step by a name."""
+    now = sync_settings(sync).model_dump()
+    before = {name: value for name, value in now.items() if not name.startswith("outer_")} | {"outer": outer}
+    assert SyncSettings.load(before) == sync_settings(sync)
+    for wrong in ({"outer": "adam"}, {"outer": outer, "outer_rate": 0.5}):
+        with pytest.raises(ValidationError):
+            SyncSettings.load(before | wrong)
+
+
 @pytest.mark.parametrize("sync", ["local:8", "diloco:8,rate=0.5", "sparseloco:8", "muloco:8"])
 def test_periods_that_overlap_with_their_exchange(sync: str) -> None:
     """R9: a bound goes with each period; who is slower takes fewer local steps, so batches stay equal."""
