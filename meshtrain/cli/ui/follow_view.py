@@ -1,5 +1,6 @@
 """How a followed job looks: log lines with the rank's name in front, and one line that says where the job stands."""
 
+import math
 import sys
 import time
 from collections import deque
@@ -21,7 +22,7 @@ VALUES_SHOWN = 3
 RATE_OVER_S = 60.0  # rounds of so long say how long the rest will take
 RATE_ROUNDS_MIN = 3
 STAGES: dict[Stage, str] = {  # the last to come first
-    "starting": "the script starts (imports)",
+    "starting": "the script has started",
     "script": "the script runs, up to mt.prepare",
     "preparing": "at mt.prepare",
     "loading": "taking over the model",
@@ -58,8 +59,9 @@ def status_text(job: JobSummary, lasting: Collection[int] = (), left_s: float | 
     if rounds := newest_round(job):
         planned = max(one.rounds_planned for one in metrics)
         parts.append(f"round {rounds:,}" + (f" of {planned:,}" if planned >= rounds else ""))
-    if epochs := max(one.epochs for one in metrics):
-        parts.append(f"epoch {int(epochs) + 1}, {epochs % 1:.0%}")
+    if (epochs := max(one.epochs for one in metrics)) > 0:
+        number = math.ceil(epochs)
+        parts.append(f"epoch {number}, {epochs - number + 1:.0%}")
     parts += [f"{printable(name)} {value:.4g}" for name, value in _means(metrics)[:VALUES_SHOWN]]
     slowest_s = max(one.step_s for one in metrics)
     if slowest_s > 0:

@@ -152,7 +152,7 @@ def starting(*stages: Stage | None, step: int = 0) -> JobSummary:
 
 def test_until_the_first_step_it_says_what_each_does() -> None:
     """Who is last stands first."""
-    assert status_text(starting("starting", "starting")) == "train running · the script starts (imports)"
+    assert status_text(starting("starting", "starting")) == "train running · the script has started"
     assert (
         stages_text(starting("preparing", "script")) == "bert: the script runs, up to mt.prepare; anna: at mt.prepare"
     )
@@ -169,8 +169,8 @@ def test_stages_are_lines_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
         view.status(starting(None, None, step=1))
     assert capsys.readouterr().err.splitlines() == [
         f"job {JOB} running",
-        "the script starts (imports)",
-        "bert: the script starts (imports); anna: the script runs, up to mt.prepare",
+        "the script has started",
+        "bert: the script has started; anna: the script runs, up to mt.prepare",
     ]
 
 
@@ -182,6 +182,8 @@ def test_status_line_says_how_far_how_fast_and_how_long_it_takes_yet() -> None:
         *("train running", "round 30 of 1,200", "epoch 2, 42%", "200 ms/step"),
         *("100 samples/s, 1.7x one laptop", "4 min left"),
     ]
+    over = RankReport(job=JOB, rank=0, state="running", metrics=Metrics(round=9, epochs=2.0))
+    assert "epoch 2, 100%" in status_text(summary(JobState.RUNNING, ranks=(over,)))
 
 
 def test_how_long_it_takes_yet_follows_the_rounds_of_the_last_minute() -> None:
