@@ -58,7 +58,7 @@ class SyncSettings(Wire):
         outer = fields["outer"]
         steps = {"average": (1.0, 0.0), "nesterov": (DILOCO_RATE, DILOCO_MOMENTUM)}
         rest = {name: value for name, value in fields.items() if name != "outer"}
-        if outer not in steps or "outer_rate" in rest:
+        if not isinstance(outer, str) or outer not in steps or "outer_rate" in rest:
             return fields
         return rest | dict(zip(("outer_rate", "outer_momentum"), steps[outer], strict=True))
 
@@ -66,7 +66,7 @@ class SyncSettings(Wire):
     def ends_early(self) -> bool:
         """Whether a learner ends its period when a faster one has ended its own (R9): none waits for the others then,
         and who is slower takes fewer local steps."""
-        return self.period > 1 and self.straggler == "carry"
+        return self.period > 1 and self.staleness > 0 and self.straggler == "carry"
 
     @property
     def lockstep(self) -> bool:
@@ -91,8 +91,8 @@ class SyncSettings(Wire):
             return f"muloco:{self.period}"
         if (self.outer_rate, self.outer_momentum) == (1.0, 0.0):
             return f"local:{self.period}"
-        rate = f",rate={self.outer_rate:g}" if self.outer_rate != DILOCO_RATE else ""
-        momentum = f",momentum={self.outer_momentum:g}" if self.outer_momentum != DILOCO_MOMENTUM else ""
+        rate = f",rate={_plain(self.outer_rate)}" if self.outer_rate != DILOCO_RATE else ""
+        momentum = f",momentum={_plain(self.outer_momentum)}" if self.outer_momentum != DILOCO_MOMENTUM else ""
         return f"diloco:{self.period}{rate}{momentum}"
 
 
@@ -238,6 +238,11 @@ def _count(text: str, least: int, most: int) -> int | None:
     """None: it is no number in these bounds."""
     count = int(text) if text.isascii() and text.isdigit() and len(text) < 6 else -1
     return count if least <= count <= most else None
+
+
+def _plain(value: float) -> str:
+    """As `_number` reads it."""
+    return f"{value:.6f}".rstrip("0").rstrip(".")
 
 
 def _number(text: str) -> float | None:

@@ -64,6 +64,7 @@ def test_text_is_what_is_typed(bound: int) -> None:
         ("diloco:500,rate=0.8", 500, (0.8, 0.9)),
         ("diloco:30,rate=1,momentum=0.95", 30, (1.0, 0.95)),
         ("diloco:30,momentum=0", 30, (0.7, 0.0)),
+        ("diloco:30,rate=1.234567", 30, (1.234567, 0.9)),
         ("sparseloco:30", 30, (1.0, 0.0)),
         ("muloco:30", 30, (0.7, 0.9)),
     ],
@@ -93,7 +94,7 @@ def test_what_earlier_versions_have_written_is_read(outer: str, sync: str) -> No
     now = sync_settings(sync).model_dump()
     before = {name: value for name, value in now.items() if not name.startswith("outer_")} | {"outer": outer}
     assert SyncSettings.load(before) == sync_settings(sync)
-    for wrong in ({"outer": "adam"}, {"outer": outer, "outer_rate": 0.5}):
+    for wrong in ({"outer": "adam"}, {"outer": ["average"]}, {"outer": outer, "outer_rate": 0.5}):
         with pytest.raises(ValidationError):
             SyncSettings.load(before | wrong)
 
@@ -113,6 +114,7 @@ def test_periods_that_overlap_with_their_exchange(sync: str) -> None:
 
 
 def test_a_period_of_one_step_cannot_end_early() -> None:
+    assert not SyncSettings(period=8, straggler="carry").ends_early, "a peer may send what nobody can type"
     made = sync_settings("local:1,ssp:2")
     assert (made.ends_early, made.straggler, made.shares) == (False, "carry", "speed")
 
