@@ -1,7 +1,7 @@
 """Who is gone and who is only silent: what a daemon may conclude from a link that ended and a dial that is refused."""
 
 import asyncio
-import contextlib
+import logging
 import os
 import signal
 import socket
@@ -222,8 +222,12 @@ async def test_silence_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.asyncio
-async def test_a_daemon_that_is_killed_is_gone_within_the_grace(tmp_path: Path) -> None:
-    """G1: a process that nobody asked, on its own port."""
+async def test_a_daemon_that_is_killed_is_gone_within_the_grace(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """G1: a process that nobody asked, on its own port. Where this process has stood still meanwhile, as on a machine
+    that has much to do, nothing follows, and it is tried again."""
+    caplog.set_level(logging.INFO)
     folder = tmp_path / "bert"
     folder.mkdir()
     bert = load_or_create(folder, "bert")
@@ -235,20 +239,29 @@ async def test_a_daemon_that_is_killed_is_gone_within_the_grace(tmp_path: Path) 
         pins.close()
         gone_s: list[float] = []
         anna.on_gone = lambda _device, _incarnation: gone_s.append(time.monotonic())
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "meshtraind", "run", "--no-mdns", "--name", "bert", "--data-dir", str(folder)),
-            *("--listen", "127.0.0.1:0", "--peer", str(anna.address)),
-            stderr=asyncio.subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-        try:
-            await until(lambda: bert.device_id in anna.links.linked, "the link")
-            await asyncio.sleep(0)
-        finally:
-            killed_s = time.monotonic()
-            process.send_signal(signal.SIGKILL)
-            await process.wait()
-        await until(lambda: gone_s, "the refusal")
+        for _ in range(5):
+            caplog.clear()
+            killed_s = await linked_and_killed(anna, bert.device_id, folder)
+            await until(lambda: gone_s or "may be elsewhere" in caplog.text, "the refusal")
+            if gone_s:
+                break
+            await until(lambda: bert.device_id not in anna.links.linked, "the end of the link")
+        assert gone_s, "this process stood still each time"
         assert gone_s[0] - killed_s < 2.0
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+
+
+async def linked_and_killed(anna: Device, device: str, folder: Path) -> float:
+    """Starts a daemon that links with anna, and kills it. Returns when."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "meshtraind", "run", "--no-mdns", "--name", "bert", "--data-dir", str(folder)),
+        *("--listen", "127.0.0.1:0", "--peer", str(anna.address)),
+        stderr=asyncio.subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    try:
+        await until(lambda: device in anna.links.linked, "the link")
+        await asyncio.sleep(0)
+        return time.monotonic()
+    finally:
+        process.send_signal(signal.SIGKILL)
+        await process.wait()
