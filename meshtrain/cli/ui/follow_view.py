@@ -64,10 +64,10 @@ def status_text(job: JobSummary, lasting: Collection[int] = (), left_s: float | 
         parts.append(f"epoch {number}, {epochs - number + 1:.0%}")
     parts += [f"{printable(name)} {value:.4g}" for name, value in _means(metrics)[:VALUES_SHOWN]]
     slowest_s = max(one.step_s for one in metrics)
-    if slowest_s > 0:
-        parts.append(f"{human_step(slowest_s)}/step")
     if (speed := speed_text(job)) is not None:
         parts.append(speed)
+    elif slowest_s > 0:
+        parts.append(f"{human_step(slowest_s)}/step")
     if left_s is not None:
         parts.append(f"{human_seconds(left_s)} left")
     for rank, reason in waits(job).items():

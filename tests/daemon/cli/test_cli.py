@@ -179,7 +179,7 @@ def test_status_line_says_how_far_how_fast_and_how_long_it_takes_yet() -> None:
     ranks = tuple(RankReport(job=JOB, rank=rank, state="running", metrics=metrics) for rank in range(2))
     shown = status_text(summary(JobState.RUNNING, ranks=ranks, learning=(0, 1)), left_s=234.0)
     assert shown.split(" · ") == [
-        *("train running", "round 30 of 1,200", "epoch 2, 42%", "200 ms/step"),
+        *("train running", "round 30 of 1,200", "epoch 2, 42%"),
         *("100 samples/s, 1.7x one laptop", "4 min left"),
     ]
     over = RankReport(job=JOB, rank=0, state="running", metrics=Metrics(round=9, epochs=2.0))
