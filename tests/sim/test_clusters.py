@@ -116,9 +116,7 @@ def test_who_is_slower_takes_shorter_periods_and_nobody_waits(s: int, members: i
     for rank in range(members - 1):
         assert cluster.speed(rank) > 0.95, f"{cluster.speed(rank)} of its own speed"
     assert cluster.mean_contributors_until(95) >= 0.95 * members
-    assert not cluster.nulls or all(round_ > 95 for _, round_, _ in cluster.nulls), (
-        "nobody that computes is passed over"
-    )
+    assert all(round_ > 95 for _, round_, _ in cluster.nulls), "nobody that computes is passed over"
     held_up = Cluster(3, members=members, staleness=s, steps=100, timing=timing, straggler="wait").run()
     assert held_up.speed(0) < 0.5, "without calls the bound holds them up"
 

@@ -18,7 +18,8 @@ from meshtrain.train.optim.stale_view import StaleView
 from meshtrain.train.session import LearnerSession
 from meshwire.model.manifest import Momentum
 from tests.train.localdaemon import LocalDaemon
-from tests.train.step.test_rounds_numerics import BATCH, Case, assert_equal, distance, mlp
+from tests.train.replicas import assert_equal
+from tests.train.step.test_rounds_numerics import BATCH, Case, distance, mlp
 
 STEPS = 12
 

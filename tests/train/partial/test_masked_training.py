@@ -14,6 +14,7 @@ from meshtrain.train.partial.mask_choice import largest, moved
 from meshtrain.train.session import LearnerSession
 from meshwire.model.masks import MaskSettings, split
 from tests.train.localdaemon import LocalDaemon
+from tests.train.replicas import assert_equal
 
 MEMBERS, ROUNDS = 2, 8
 MASKS = MaskSettings(sparsity=0.8, every=3, move=0.5, until=8)  # changes in rounds 3 and 6
@@ -168,12 +169,6 @@ class Alone:
 def means_of(members: list[list[Any]]) -> list[Tensor]:
     """Of what each member has, tensor by tensor."""
     return [torch.stack(each).mean(0) for each in map(list, zip(*members, strict=True))]
-
-
-def assert_equal(models: list[nn.Module]) -> None:
-    for model in models[1:]:
-        for (name, p), q in zip(models[0].state_dict().items(), model.state_dict().values(), strict=True):
-            assert torch.equal(p, q), f"replicas differ in {name}"
 
 
 @pytest.mark.parametrize(("make", "max_norm"), [(momentum, float("inf")), (adamw, 0.05)])

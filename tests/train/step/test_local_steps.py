@@ -15,6 +15,7 @@ from meshtrain.errors import NonFiniteGradient, UsageError
 from meshtrain.train.session import LearnerSession
 from tests.tiers import mostly_slow
 from tests.train.localdaemon import LocalDaemon
+from tests.train.replicas import adamw, assert_equal, distance, net, sgd
 
 TOLERANCE = 1e-6  # relative: base - (base - w) rounds once in fp32, w * d / w a few times
 EPOCHS = 2
@@ -22,22 +23,8 @@ Make = Callable[[nn.Module], torch.optim.Optimizer]
 Batch = tuple[Tensor, Tensor]
 
 
-def net(*, norm: bool = False) -> nn.Sequential:
-    torch.manual_seed(0)
-    middle = nn.BatchNorm1d(8) if norm else nn.Tanh()
-    return nn.Sequential(nn.Linear(4, 8), middle, nn.Linear(8, 2))
-
-
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.05)
-
-
 def momentum(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
-
-
-def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=0.01)
 
 
 def batch(seed: int, count: int = 4) -> Batch:
@@ -49,18 +36,6 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, of: Batch) -> None:
     optimizer.zero_grad()
     nn.functional.mse_loss(model(of[0]), of[1]).backward()
     optimizer.step()
-
-
-def distance(a: nn.Module, b: nn.Module) -> float:
-    """Largest relative distance of any tensor."""
-    pairs = zip(a.state_dict().values(), b.state_dict().values(), strict=True)
-    return max(float((p.double() - q.double()).norm() / q.double().norm().clamp_min(1e-12)) for p, q in pairs)
-
-
-def assert_equal(models: list[nn.Sequential]) -> None:
-    for model in models[1:]:
-        for (name, p), q in zip(models[0].state_dict().items(), model.state_dict().values(), strict=True):
-            assert torch.equal(p, q), f"replicas differ in {name}"
 
 
 def local_sgd(make: Make, drawn: list[list[list[Batch]]], period: int) -> nn.Module:

@@ -13,24 +13,11 @@ from meshtrain.train.session import LearnerSession
 from meshwire.messages.learner import EndPeriod
 from tests.tiers import mostly_slow
 from tests.train.localdaemon import LocalDaemon
+from tests.train.replicas import adamw, assert_equal, distance, net, sgd
 
 TOLERANCE = 1e-6  # relative: differences of weights round otherwise than weights do
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 Vector = list[Tensor]  # by parameter
-
-
-def net(*, norm: bool = False) -> nn.Sequential:
-    torch.manual_seed(0)
-    middle = nn.BatchNorm1d(8) if norm else nn.Tanh()
-    return nn.Sequential(nn.Linear(4, 8), middle, nn.Linear(8, 2))
-
-
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.05)
-
-
-def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=0.01)
 
 
 def batch(rank: int, number: int) -> tuple[Tensor, Tensor]:
@@ -43,18 +30,6 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, number: 
     optimizer.zero_grad()
     nn.functional.mse_loss(model(x), y).backward()
     optimizer.step()
-
-
-def distance(a: nn.Module, b: nn.Module) -> float:
-    """Largest relative distance of any tensor."""
-    pairs = zip(a.state_dict().values(), b.state_dict().values(), strict=True)
-    return max(float((p.double() - q.double()).norm() / q.double().norm().clamp_min(1e-12)) for p, q in pairs)
-
-
-def assert_equal(models: list[nn.Sequential]) -> None:
-    for model in models[1:]:
-        for (name, p), q in zip(models[0].state_dict().items(), model.state_dict().values(), strict=True):
-            assert torch.equal(p, q), f"replicas differ in {name}"
 
 
 def trained(make: Make, steps: int, *, members: int = 2, norm: bool = False, **spec: Any) -> list[nn.Sequential]:

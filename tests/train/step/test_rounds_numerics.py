@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from meshtrain.errors import UsageError
 from meshtrain.train.session import LearnerSession
 from tests.train.localdaemon import LocalDaemon
+from tests.train.replicas import assert_equal
 
 STEPS = 8
 BATCH = 4
@@ -42,12 +43,6 @@ def distance(a: nn.Module, b: nn.Module) -> float:
         else:
             assert torch.equal(p, q), name
     return worst
-
-
-def assert_equal(models: list[nn.Module]) -> None:
-    for other in models[1:]:
-        for (name, p), (_, q) in zip(models[0].state_dict().items(), other.state_dict().items(), strict=True):
-            assert torch.equal(p, q), f"replicas differ in {name}"
 
 
 class Case:
