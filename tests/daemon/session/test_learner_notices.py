@@ -81,7 +81,13 @@ class Desk:
     """A daemon's side of one learner: real rounds, of one member or more, and all that was said."""
 
     def __init__(
-        self, members: int, sync: str, visibility: str | None = None, entry: Entry | None = None, codec: str = "fp32"
+        self,
+        members: int,
+        sync: str,
+        visibility: str | None = None,
+        entry: Entry | None = None,
+        codec: str = "fp32",
+        rtt_s: float = 0.001,
     ) -> None:
         settings = sync_settings(sync, visibility=visibility, shares="equal")
         self.told: list[Wire] = []
@@ -125,7 +131,7 @@ class Desk:
         self.owner = SimpleNamespace(
             notify=self.link.notify, fail=fail, refuse=refuse, round_complete=lambda _rounds, _round: None
         )
-        self.maker = RoundsFactory(job, self.links, 0.001, 30.0)
+        self.maker = RoundsFactory(job, self.links, rtt_s, 30.0)
         self.maker.memory.close()
         self.maker.memory = self.memory
         self.connection = SimpleNamespace(notify=self.told.append, writable=True, close=lambda _reason: None)
