@@ -57,7 +57,7 @@ class Client:
 
         Raises OSError (nobody listens there), RequestError (refused), ConnectionLost.
         """
-        client = cls(_open(endpoint, timeout_s))
+        client = cls(open_endpoint(endpoint, timeout_s))
         try:
             return client, client.request(attach, timeout_s=timeout_s, name="attach")
         except BaseException:
@@ -216,7 +216,8 @@ def _running(data_dir: Path) -> tuple[str, str]:
         raise DaemonNotRunning(f"{path} cannot be read: {error}") from error
 
 
-def _open(endpoint: str, timeout_s: float) -> socket.socket:
+def open_endpoint(endpoint: str, timeout_s: float) -> socket.socket:
+    """A stream to `unix:PATH` or `tcp:HOST:PORT`. Raises OSError."""
     kind, _, where = endpoint.partition(":")
     if kind == "unix":
         stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from meshtrain.errors import JobStopped, UsageError
 from meshtrain.train.dry_run import MeasuringProcess
-from meshtrain.train.link.environment import Environment
+from meshtrain.train.link.environment import Environment, environment_of_job
 from meshtrain.train.session import LearnerSession
 from meshtrain.train.single import SingleProcess
 from meshtrain.train.traced_run import TracedProcess
@@ -25,7 +25,7 @@ def world() -> SingleProcess | LearnerSession:
     """The world of this process, entered at the first call. Raises what `LearnerSession.attach` raises."""
     global _world
     if _world is None:
-        environment = Environment.take()
+        environment = environment_of_job("")
         _world = _without_job() if environment is None else _enter(environment)
     return _world
 

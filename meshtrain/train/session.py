@@ -20,7 +20,7 @@ from meshtrain.train.data.loader import DealtLoader, dealable
 from meshtrain.train.data.step_samples import StepSamples
 from meshtrain.train.device import best_device, move_model
 from meshtrain.train.link.channel import Channel
-from meshtrain.train.link.environment import Environment
+from meshtrain.train.link.environment import Environment, environment_of_job
 from meshtrain.train.periods.inner_muon import what_is_muons
 from meshtrain.train.single import local_data_dir
 from meshtrain.train.step.engine import Engine
@@ -114,6 +114,7 @@ class LearnerSession:
         return model, optimizer, cast(L, DealtLoader(given, deal, samples, self.device, self._engine))
 
     def _check_unprepared(self) -> None:
+        environment_of_job("mt.prepare")
         self._check_running()
         if self._prepared:
             raise UsageError(

@@ -107,6 +107,17 @@ JOB_FILE_BYTES_MAX = CONTROL_BYTES_MAX  # one job's specification and members, a
 JOBS_LISTED_MAX = 1000  # rows of one answer
 JOBS_LISTED_BYTES_MAX = CONTROL_BYTES_MAX // 2  # they travel in one message
 
+# Process groups (P1, P2)
+RELAY_WINDOW_BYTES = 4 * MIB  # of one learner for another, under way: what a gigabit link holds in 32 ms
+RELAY_QUEUE_BYTES_MAX = 2 * RELAY_WINDOW_BYTES  # of one rank, in a daemon: of the group of now and of the one before
+EAGER_MESSAGE_BYTES_MAX = 64 * KIB  # a message that goes before anybody has asked for it
+EAGER_BYTES_MAX = 1 * MIB  # of them, of one learner for another, that nobody has asked for yet
+STORE_KEY_CHARS_MAX = 4096
+STORE_VALUE_BYTES_MAX = 1 * MIB
+STORE_BYTES_MAX = 64 * MIB  # of one job's store, keys and values
+STORE_KEYS_MAX = 100_000
+STORE_WAIT_S_MAX = 7 * 86_400.0  # for a key: scripts say how long
+
 # Rounds (R0, V2)
 PERIOD_MAX = 500  # H, DiLoCo's; a claim of two periods stays below CLAIM_BATCHES_MAX
 STALENESS_MAX = 64  # the bound s: retained rounds are at most 3(s+1)

@@ -19,6 +19,7 @@ from meshtraind.trust.learner_tokens import LearnerTokens
 from meshwire import limits
 from meshwire.frames.header import WIRE_VERSION, Header
 from meshwire.message_base import Wire
+from meshwire.messages.group import GroupBegin, StoreAsk
 from meshwire.messages.learner import LEARNER_ASKS, LEARNER_TELLS
 from meshwire.messages.local import Attach
 
@@ -137,7 +138,7 @@ class _Guard:
         if not isinstance(body, Attach):
             conn.refuse("the first message must be Attach")
             raise RequestFailed("the first message must be Attach")
-        if body.role == "learner":
+        if body.role != "client":
             right = body.job is not None and self._endpoint.learners.job_of(body.token) == body.job
         else:
             right = hmac.compare_digest(body.token.encode(), self._token.encode())
@@ -146,20 +147,32 @@ class _Guard:
             raise RequestFailed("wrong token")
         conn.attached = body
         conn.on_other_version = None
-        conn.name = f"the learner of job {body.job}" if body.role == "learner" else "a client"
+        conn.name = "a client" if body.role == "client" else f"the {body.role} of job {body.job}"
         handler = self._endpoint.handler
-        conn.handler = _LearnerGuard(handler) if body.role == "learner" else handler
+        conn.handler = _LearnerGuard(handler, *_SAYS[body.role]) if body.role in _SAYS else handler
         return await handler.request(conn, header, body, emit)
 
     def lost(self, conn: Connection, reason: str) -> None:
         """Nothing to do: a connection that never attached is known to nobody."""
 
 
-class _LearnerGuard:
-    """Hears a learner's connection: lets through what a learner may say."""
+_SAYS: dict[str, tuple[tuple[type[Wire], ...], tuple[type[Wire], ...]]] = {
+    "learner": (LEARNER_ASKS, LEARNER_TELLS),
+    "group": ((StoreAsk,), (GroupBegin,)),
+}
 
-    def __init__(self, handler: Handler) -> None:
+
+class _LearnerGuard:
+    """Hears a learner's connection, or that of its process group: lets through what it may say there.
+
+    Args:
+        asks, tells: its requests and notices.
+    """
+
+    def __init__(self, handler: Handler, asks: tuple[type[Wire], ...], tells: tuple[type[Wire], ...]) -> None:
         self._handler = handler
+        self._asks = asks
+        self._tells = tells
 
     def chunk_announced(self, conn: Connection, header: Header) -> memoryview | str | None:
         return self._handler.chunk_announced(conn, header)
@@ -168,13 +181,13 @@ class _LearnerGuard:
         self._handler.chunk_received(conn, header)
 
     def notice(self, conn: Connection, header: Header, body: Wire) -> None:
-        if isinstance(body, LEARNER_TELLS):
+        if isinstance(body, self._tells):
             self._handler.notice(conn, header, body)
         else:
             conn.refuse(f"a learner does not send {type(body).__name__}")
 
     async def request(self, conn: Connection, header: Header, body: Wire, emit: Callable[[Wire], None]) -> Wire:
-        if not isinstance(body, LEARNER_ASKS):
+        if not isinstance(body, self._asks):
             raise RequestFailed(f"a learner may not ask for {type(body).__name__}")
         return await self._handler.request(conn, header, body, emit)
 

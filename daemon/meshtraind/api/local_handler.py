@@ -11,10 +11,12 @@ from meshtraind.measuring.measuring import Measuring
 from meshtraind.peers.links import Link
 from meshtraind.peers.mesh import Mesh
 from meshtraind.peers.selection import devices_together
+from meshtraind.session.session import JobSession
 from meshtraind.transport.connection import Connection, Emit, RequestFailed
 from meshwire.frames.header import Header
 from meshwire.message_base import Wire
 from meshwire.messages.envelope import Done
+from meshwire.messages.group import GroupBegin, StoreAsk
 from meshwire.messages.job import Fetch, Found, ListCheckpoints, ListOutputs
 from meshwire.messages.link import LinkedDevices
 from meshwire.messages.local import (
@@ -77,13 +79,26 @@ class LocalHandler:
         self._warnings = warnings
 
     def chunk_announced(self, conn: Connection, header: Header) -> memoryview | str | None:
-        return "chunks travel between daemons only"
+        session = self._group_of(conn)
+        return "no frame of data is taken here" if session is None else session.group.announced_by_learner(header)
 
     def chunk_received(self, conn: Connection, header: Header) -> None:
-        raise AssertionError("no chunk is ever accepted here")
+        session = self._group_of(conn)
+        if session is not None:
+            session.group.received_from_learner(header)
+
+    def _group_of(self, conn: Connection) -> JobSession | None:
+        """The session whose process group's connection this is."""
+        attached = _attached(conn)
+        session = self._jobs.registry.session(attached.job) if attached.job is not None else None
+        return session if session is not None and session.group.is_over(conn) else None
 
     def notice(self, conn: Connection, header: Header, body: Wire) -> None:
         attached = _attached(conn)
+        if isinstance(body, GroupBegin):
+            if (of_group := self._group_of(conn)) is not None:
+                of_group.group.begin(body)
+            return
         session = self._jobs.registry.session(attached.job) if attached.job is not None else None
         if attached.role != "learner" or session is None or not session.learner.is_over(conn):
             conn.refuse(f"{type(body).__name__} is not for the local endpoint")
@@ -94,6 +109,8 @@ class LocalHandler:
         attached = _attached(conn)
         if attached.role == "learner":
             return await self._learner(conn, attached, body, emit)
+        if attached.role == "group":
+            return await self._group(conn, attached, body)
         return await self.answer(body, emit)
 
     def lost(self, conn: Connection, reason: str) -> None:
@@ -102,6 +119,8 @@ class LocalHandler:
             session = self._jobs.registry.session(attached.job)
             if session is not None:
                 session.learner_lost(conn)
+        elif attached is not None and (of_group := self._group_of(conn)) is not None:
+            of_group.group.learner_lost(conn)
 
     async def _learner(self, conn: Connection, attached: Attach, body: Wire, emit: Emit) -> Wire:
         session = self._jobs.registry.session(attached.job or "")
@@ -112,6 +131,16 @@ class LocalHandler:
         if not session.learner.is_over(conn):
             raise RequestFailed(f"another process is the learner of job {attached.job}")
         return await session.learner.request(body, emit)
+
+    async def _group(self, conn: Connection, attached: Attach, body: Wire) -> Wire:
+        session = self._jobs.registry.session(attached.job or "")
+        if session is None:
+            raise RequestFailed(f"no job {attached.job} runs here")
+        if isinstance(body, Attach):
+            return session.attach_group(conn)
+        if not session.group.is_over(conn) or not isinstance(body, StoreAsk):
+            raise RequestFailed(f"another process makes the process group of job {attached.job}")
+        return await session.group.ask_store(body)
 
     async def answer(self, body: Wire, emit: Emit) -> Wire:
         """What a person at this device has asked, by a command or on the dashboard. Raises RequestFailed."""

@@ -14,6 +14,7 @@ from meshwire.frames.header import Header
 from meshwire.message_base import Wire
 from meshwire.messages.envelope import Done
 from meshwire.messages.generation import AskModel, AskState, CatchUp, FetchRound, Invite
+from meshwire.messages.group import StoreAsk
 from meshwire.messages.job import (
     AskCheckpoint,
     AskPackages,
@@ -96,6 +97,8 @@ class PeerHandler:
                 return await self._measuring.answer(conn, body, emit)
             case AskSpeed():
                 return await self._measuring.answer_speed()
+            case StoreAsk():
+                return await self._jobs.ask_store(_device(conn), body)
             case CatchUp() | FetchRound() | AskModel() | AskState():
                 return await self._jobs.answer_member(_device(conn), body)
         raise RequestFailed(f"a peer may not ask for {type(body).__name__}")

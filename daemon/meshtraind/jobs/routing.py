@@ -16,7 +16,7 @@ from meshtraind.storage.job_history import RESUME, HistoryError
 from meshtraind.storage.job_record import BEFORE_START, Job
 from meshtraind.storage.resume_file import load_all
 from meshtraind.transport.connection import RequestFailed
-from meshwire.frames.header import Header
+from meshwire.frames.header import Header, Kind
 from meshwire.jobs.lifecycle import TERMINAL_STATES, JobEvent, JobState
 from meshwire.membership.effects import Message
 from meshwire.membership.proposal_checks import list_wrong
@@ -32,6 +32,7 @@ from meshwire.messages.generation import (
     Where,
     Wish,
 )
+from meshwire.messages.group import StoreAnswer, StoreAsk
 from meshwire.messages.job import Commit, End, FilesProgress, Generation, RankReport, Remains
 
 log = logging.getLogger(__name__)
@@ -222,13 +223,29 @@ class JobRouter:
         if rank is None:
             newcomer = session.job.spec.peers_max is not None
             return None if newcomer else f"{device[:8]} is not a member of job {session.job.spec.job}"
+        if header.kind is Kind.RELAYED:
+            place = session.group.announced(rank, header)
+            if isinstance(place, str):
+                session.passage.refuse(rank, place)
+                return None
+            return place
         return session.members.chunk_announced(rank, header)
 
     def chunk_received(self, device: str, header: Header) -> None:
         """Tells the job that a chunk lies in its place."""
         session = self.registry.session(self.registry.id_of(header.job) or "")
         if session is not None and (rank := session.job.rank_of(device)) is not None:
-            session.members.chunk_received(rank, header)
+            if header.kind is Kind.RELAYED:
+                session.group.received(rank, header)
+            else:
+                session.members.chunk_received(rank, header)
+
+    async def ask_store(self, device: str, body: StoreAsk) -> StoreAnswer:
+        """Answers a member's daemon, whose process group asks for the job's store. Raises RequestFailed."""
+        session = self.registry.session(body.job)
+        if session is None or session.job.rank_of(device) is None:
+            raise RequestFailed(f"job {body.job} does not run there")
+        return await session.group.asked_by_member(body)
 
     # What links tell
 
@@ -264,6 +281,7 @@ class JobRouter:
         for session in self.registry.sessions:
             if not session.job.ended:
                 session.passage.link_lost(device, reason)
+                session.group_link_lost(device, reason)
         if device in self._node.links:
             return
         self.admission.revivals.link_lost(device)

@@ -1,7 +1,7 @@
-"""The environment variables of a learner: what the owner asked for, and what meshtrain needs.
+"""The environment variables of a learner: what the owner asked for, what meshtrain needs, and torchrun's.
 
-Not torchrun's (RANK, WORLD_SIZE, MASTER_ADDR, ...): libraries that find them open a process group of their own, which
-trains outside the job, without encryption.
+Of torchrun's (RANK, WORLD_SIZE, MASTER_ADDR, ...) scripts and libraries know that they are one of several. A script whose
+devices train each by itself gets none: it would open process groups, and there are none for it.
 """
 
 import os
@@ -10,17 +10,41 @@ from meshwire.memory_layout.shared_slots import JOB_VARIABLE
 from meshwire.messages.job import JobSpec
 
 
-def learner_environment(spec: JobSpec, *, threads: int) -> dict[str, str]:
+def learner_environment(spec: JobSpec, *, rank: int, members: int, threads: int) -> dict[str, str]:
     """The learner's environment variables, but for those of the endpoint and the shared memory.
 
     Args:
+        rank, members: of the job.
         threads: how many the learner may use (M3).
     """
     return {
+        **({} if spec.independent else _torchrun(spec, rank, members)),
         "OMP_NUM_THREADS": str(threads),  # torch's own, too, unless the script or its owner say otherwise
         **dict(spec.env),
         "PYTHONUNBUFFERED": "1",
         JOB_VARIABLE: spec.job,
+    }
+
+
+def _torchrun(spec: JobSpec, rank: int, members: int) -> dict[str, str]:
+    """What torchrun sets, with one rank a device. The address is that of no port: the store lies in the daemons."""
+    here = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": str(rank), "GROUP_WORLD_SIZE": str(members)}
+    role = {"ROLE_NAME": "default", "ROLE_RANK": str(rank), "ROLE_WORLD_SIZE": str(members)}
+    elastic = {
+        "TORCHELASTIC_RUN_ID": spec.job,
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(members),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+        "ACCELERATE_USE_CPU": "true",  # else it trains each device by itself, without a word, where LOCAL_RANK is set
+        **here,
+        **role,
+        **elastic,
     }
 
 

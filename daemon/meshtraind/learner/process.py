@@ -102,6 +102,11 @@ class LearnerProcess:
         self._signal(signal.SIGKILL)  # what it started and left behind
         return code
 
+    async def exited(self) -> None:
+        """Waits until the process itself has ended, whatever it has left behind."""
+        assert self._process is not None
+        await self._process.wait()
+
     def error(self) -> ScriptError | None:
         """The exception by which the script of a process that has ended did so; None if it has told of none."""
         try:

@@ -19,15 +19,10 @@ HOPELESS = (
     "UsageError",
     "NotSupported",
     "NonFiniteGradient",
-    "NoProcessGroup",
 )  # of ours: the script itself is to be changed
 IN_A_WORKER = "Original Traceback (most recent call last):"  # torch's DataLoader hands on the worker's as text
 FRAME = re.compile(r'^ *File "(?P<file>[^"\n]+)", line (?P<line>\d+)(?:, in (?P<function>\S+))?$', re.MULTILINE)
 MISSING_PACKAGE = re.compile(r"^ModuleNotFoundError: No module named '([^'.]+)")
-
-
-class NoProcessGroup(RuntimeError):
-    """The script wants torch's process group, with which it would train outside the job."""
 
 
 @dataclass(frozen=True)

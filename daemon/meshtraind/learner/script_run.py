@@ -1,7 +1,8 @@
 """Runs a job's script: the main program of its process, run by path, which then is the script to all purposes.
 
 Beyond what Python itself does it tells the daemon of the exception that ends the script, frames that exception in the
-log (`meshwire.jobs.script_log`), lets a full disk cost what is printed and no more, and refuses torch's process groups.
+log (`meshwire.jobs.script_log`), lets a full disk cost what is printed and no more, and gives torch the process groups
+of the mesh.
 """
 
 import sys
@@ -10,7 +11,7 @@ if __name__ == "__main__":
     # Nothing that lies beside this file, or beside the script, stands in for a module that is imported here.
     del sys.path[0]
 
-import functools
+import importlib
 import importlib.abc
 import importlib.machinery
 import os
@@ -18,18 +19,12 @@ import traceback
 import types
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
 
-from meshtraind.learner.script_error import NoProcessGroup, ScriptError
+from meshtraind.learner.script_error import ScriptError
 from meshtraind.learner.script_output import survive_full_disks
 from meshwire.jobs.script_log import ERROR_BEGINS, ERROR_ENDS
 
 PROCESS_GROUPS = "torch.distributed.distributed_c10d"
-NO_PROCESS_GROUP = (
-    "a job has no torch.distributed process group: call mt.prepare(model, optimizer, loader), of `import meshtrain as "
-    "mt`, in place of DistributedDataParallel, Accelerate or Lightning's ddp (where each device is meant to train by "
-    "itself: meshtrain submit --independent)"
-)
 EXIT_CODES = (None, 0)  # of a script that ends well by sys.exit
 
 
@@ -96,13 +91,13 @@ def run(script: Path, reporting: Reporting) -> None:
         raise
 
 
-def refuse_process_groups() -> None:
-    """Makes torch's `init_process_group` raise `NoProcessGroup` from now on; torch is not imported for that."""
-    sys.meta_path.insert(0, _Refusing())
+def provide_process_groups() -> None:
+    """Makes torch's process groups those of the mesh, once the script imports them; torch is not imported for that."""
+    sys.meta_path.insert(0, _Providing())
 
 
-class _Refusing(importlib.abc.MetaPathFinder):
-    """Finds the one module as Python does, and replaces the function in it once it has been executed."""
+class _Providing(importlib.abc.MetaPathFinder):
+    """Finds the one module as Python does, and changes it once it has been executed."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
@@ -116,12 +111,8 @@ class _Refusing(importlib.abc.MetaPathFinder):
 
         def replacing(module: types.ModuleType) -> None:
             execute(module)
-
-            @functools.wraps(module.init_process_group)
-            def refused(*_args: Any, **_options: Any) -> NoReturn:
-                raise NoProcessGroup(NO_PROCESS_GROUP)
-
-            module.__dict__["init_process_group"] = refused
+            masquerade = importlib.import_module("meshtrain.masquerade")
+            masquerade.install(module)
 
         spec.loader.exec_module = replacing  # type: ignore[method-assign]
         return spec
@@ -147,7 +138,7 @@ def main(arguments: list[str]) -> None:
     sys.argv = [script, *own]
     sys.path.insert(0, str(path.parent))
     if not alone:
-        refuse_process_groups()
+        provide_process_groups()
     survive_full_disks()
     reporting = Reporting(Path(record), Path.cwd())
     sys.excepthook = reporting.hook

@@ -1,6 +1,7 @@
 """The learner's processes of one job here, one after the other: when another is started, and when none is (J3)."""
 
 import asyncio
+import contextlib
 import time
 from dataclasses import dataclass
 from enum import Enum
@@ -126,7 +127,9 @@ class LearnerSupervisor:
             self.given_up = False
             python = python_of(self._node.data_dir, job.spec.requirements)
             self._learner = LearnerProcess(job.folder / SOURCE, job.spec, log, memory, python)
-            environment = learner_environment(job.spec, threads=self._threads)
+            environment = learner_environment(
+                job.spec, rank=job.rank, members=len(job.members), threads=self._threads
+            )
             self._revoke()
             self._token = self._node.entrance.learners.issue(job.spec.job)
             endpoint = {ENDPOINT_VARIABLE: self._node.entrance.address, TOKEN_VARIABLE: self._token}
@@ -142,6 +145,14 @@ class LearnerSupervisor:
             self._revoke()
             self.error = learner.error()
         return code
+
+    async def ended(self, timeout_s: float) -> None:
+        """Waits for the process to end by itself, for so long."""
+        learner = await self._started()
+        if learner is not None and learner.running:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await learner.exited()
 
     def after(self, code: int, rounds: int, steps: int, round_: int | None = None) -> Ending:
         """Decides what follows from the exit code.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from meshtraind.learner.script_error import explain_end
 from meshtraind.learner.supervisor import Ending, LearnerSupervisor
 from meshtraind.peers.node import Node
+from meshtraind.process_group.relay import GroupRelay
 from meshtraind.recovery.checkpointer import Checkpointer
 from meshtraind.recovery.state_donor import StateDonor
 from meshtraind.runtime.tasks import TaskSet
@@ -29,6 +30,7 @@ from meshwire.jobs.checkpoint_schedule import CheckpointSchedule
 from meshwire.jobs.lifecycle import JobEvent, JobState, job_number
 from meshwire.message_base import Wire
 from meshwire.messages.generation import Model
+from meshwire.messages.group import GroupWelcome
 from meshwire.messages.job import BaseHash, End, Generation, Outcome
 from meshwire.messages.learner import LearnerHash, LearnerWelcome
 from meshwire.timeouts import Timeouts
@@ -49,6 +51,11 @@ NOTHING_EXCHANGED = (
     "nothing was exchanged: the script has called mt.prepare, and no step of the optimizer that it gave there was "
     "completed; if each device is meant to work by itself, meshtrain submit --independent"
 )
+PREPARED_AND_GROUP = (
+    "mt.prepare and torch.distributed in one script: mt.prepare exchanges the gradients itself, so take "
+    "init_process_group and DistributedDataParallel out; or leave mt.prepare out"
+)
+GROUP_LAST_WORDS_S = 5.0  # between the news that a process group is broken and the end of a script that goes on
 UNDER_WAY = (JobState.RUNNING, JobState.FINISHING)
 
 
@@ -99,6 +106,7 @@ class JobSession:
         self.passage = MembershipHost(place, self.learner, self._barriers, self._donor, checkpointing, self.maker, self)
         peers_max = job.spec.peers_max
         self._inviting = None if peers_max is None else Inviter(node, job, peers_max, self, self._tasks)
+        self.group = GroupRelay(job, links)
         self.members = MemberHandler(job, self._barriers, self.passage, self)
         job.on_odd = self._replicas_differ
         self.closed = asyncio.Event()
@@ -185,7 +193,7 @@ class JobSession:
         self.tell_report()  # before the others learn that nobody computes any more
         requests = self.learner.requests
         broken = self.passage.founding and requests is not None and requests.broken
-        if broken or not self.passage.learner_died(failed=code > 0):
+        if self.group.used or broken or not self.passage.learner_died(failed=code > 0):
             self._metrics.exit_code = code
             if rounds is not None:
                 rounds.learner.gone("it failed")
@@ -262,6 +270,7 @@ class JobSession:
         self.job.advance(JobEvent.CANCEL if outcome == "cancelled" else JobEvent.FAIL, reason)
         self._barriers.wake()
         self.learner.stop(reason)
+        self.group.stop(reason)
         self._tasks.spawn(self._stop(now), "stop")
 
     def lie_down(self) -> None:
@@ -375,6 +384,8 @@ class JobSession:
         self._tasks.spawn(self.close(), "close")
 
     async def _stop(self, now: bool) -> None:
+        if self.group.used and not now:
+            await self._learners.ended(GROUP_LAST_WORDS_S)  # it may save what it has, and tell of its own error
         await self._learners.stop(now=now)
         if not self.job.ended:
             self.job.advance(JobEvent.STOPPED)
@@ -405,6 +416,7 @@ class JobSession:
         """Ends what is left of the session; the job's state stays as it is."""
         await self._learners.stop(now=True)
         self.learner.close()
+        self.group.close()
         self.passage.close()
         self.job.on_odd = lambda _round, _odd: None  # jobs are remembered for long: this session is not, nor its rounds
         await self._donor.close()
@@ -421,7 +433,7 @@ class JobSession:
         running = job.state is JobState.RUNNING
         if running and (not job.counted or job.rank in job.counted):
             return
-        if job.should_have_exchanged:
+        if job.should_have_exchanged and not self.group.used:
             self.fail(NOTHING_PREPARED if self.rounds is None else NOTHING_EXCHANGED)
             return
         if running:
@@ -439,6 +451,20 @@ class JobSession:
         if not self._learners.running:
             raise RequestFailed(f"job {self.job.spec.job} runs no learner here any more")
         return self.learner.attach(connection)
+
+    def attach_group(self, connection: Connection) -> GroupWelcome:
+        """Lets the learner's process group in. Raises RequestFailed."""
+        if not self._learners.running:
+            raise RequestFailed(f"job {self.job.spec.job} runs no learner here any more")
+        if self.rounds is not None:
+            raise RequestFailed(PREPARED_AND_GROUP)
+        self._metrics.stage = "process group"
+        return self.group.attach(connection)
+
+    def group_link_lost(self, device: str, reason: str) -> None:
+        """A link to a member is gone; there may be a newer one, which does not bring what was on it."""
+        if (rank := self.job.rank_of(device)) is not None and rank != self.job.rank:
+            self.group.link_lost(rank, reason)
 
     def learner_lost(self, connection: Connection) -> None:
         """Hears that the learner's socket has closed; the process tells how it ended."""

@@ -154,17 +154,17 @@ class Connection(asyncio.BufferedProtocol):
             self._requests.end(number)
 
     def send_chunk(self, header: Header, payload: memoryview | bytes | None) -> None:
-        """Queues one chunk; the caller has checked `writable`.
+        """Queues one chunk, or relayed frame; the caller has checked `writable`.
 
         The payload is not copied, unless it is packed: its memory must stay unchanged until it has left, which can be
         later than this call. The topology programs guarantee it: a run of segments is only overwritten by bytes that a
         peer sends after it has received this run.
         """
-        assert header.kind is Kind.CHUNK
+        assert header.kind is not Kind.CONTROL
         assert header.payload_bytes == (0 if payload is None else len(payload))
         if self._transport is None or self.closing:
             return
-        if payload and (packed := self.lossless.packed(payload)) is not None:
+        if payload and self.device is not None and (packed := self.lossless.packed(payload)) is not None:
             header, payload = replace(header, packed_bytes=len(packed)), packed
         # Not writelines, which copies on asyncio before Python 3.12 and ignores the high-water mark in some later ones.
         self._transport.write(header.encode())

@@ -27,6 +27,7 @@ STAGES: dict[Stage, str] = {  # the last to come first
     "preparing": "at mt.prepare",
     "loading": "taking over the model",
     "first step": "the first step",
+    "process group": "training by torch.distributed",
 }
 FAILURE_HOLD_S = 2.0  # news of a script that has failed waits so long: if it fails everywhere, the end tells it
 

@@ -7,7 +7,7 @@ from enum import IntEnum, IntFlag
 from meshwire import limits
 
 MAGIC = b"MESH"
-WIRE_VERSION = 16
+WIRE_VERSION = 17
 RESERVED = bytes(4)
 _VERSION_AT = len(MAGIC)
 
@@ -23,6 +23,7 @@ class Kind(IntEnum):
 
     CONTROL = 1  # one msgpack message
     CHUNK = 2  # consecutive encoded segments of one bucket at one step of the topology program
+    RELAYED = 3  # bytes of one learner for another, of which daemons know nothing else (P1)
 
 
 class Flags(IntFlag):
@@ -33,9 +34,14 @@ class Flags(IntFlag):
     MORE = 2  # on a control frame: the message goes on in the next one
 
 
+_FLAG_OF = {Kind.CONTROL: Flags.MORE, Kind.CHUNK: Flags.POISON}
+_NAME_OF = {Kind.CONTROL: "control frame", Kind.CHUNK: "chunk", Kind.RELAYED: "relayed frame"}
+
+
 @dataclass(frozen=True, slots=True)
 class Header:
-    """One frame's header. Control frames use `job`, `generation`, `complete`, `payload_bytes` and `flags` only.
+    """One frame's header. Control frames use `job`, `generation`, `complete`, `payload_bytes` and `flags` only; relayed
+    ones `job`, `round` (their process group), `contributors` and `payload_bytes`.
 
     Attributes:
         job: `meshwire.jobs.lifecycle.job_number` of the job, 0 when the frame belongs to none.
@@ -44,7 +50,8 @@ class Header:
         step: index into the topology program.
         bucket: index into the plan.
         first_segment, segment_count: which segments of that bucket.
-        contributors: bitmap by rank of those whose gradients are summed in the payload.
+        contributors: bitmap by rank of those whose gradients are summed in the payload; of a relayed frame, of the one
+            that it comes from, or, on its way from a learner, that it goes to.
         weight: their summed weight in samples (W3).
         complete: the newest round of this job that the sender holds completely (G5).
         squared_norm: sum of the squares of the final values in the payload (O4); 0 where nothing is final.
@@ -136,18 +143,18 @@ def decode_header(data: bytes | bytearray | memoryview) -> Header | str:
         return f"not a meshtrain frame (it begins with {bytes(magic)!r})"
     if version != WIRE_VERSION:
         return f"frame of wire version {version}; this side speaks version {WIRE_VERSION}"
-    if kind not in (Kind.CONTROL, Kind.CHUNK):
+    if kind not in (Kind.CONTROL, Kind.CHUNK, Kind.RELAYED):
         return f"unknown frame kind {kind}"
     if flags not in (Flags.NONE, Flags.POISON, Flags.MORE):
         return f"unknown frame flags {flags:#06x}"
-    if flags not in (Flags.NONE, Flags.POISON if kind == Kind.CHUNK else Flags.MORE):
-        return f"flags {flags:#06x} on a {'chunk' if kind == Kind.CHUNK else 'control frame'}"
+    if flags not in (Flags.NONE, _FLAG_OF.get(kind)):
+        return f"flags {flags:#06x} on a {_NAME_OF[kind]}"
     if reserved != RESERVED:
         return "reserved header bytes are not zero"
     if payload_bytes > limits.FRAME_PAYLOAD_BYTES_MAX:
         return f"payload of {payload_bytes} bytes exceeds the limit of {limits.FRAME_PAYLOAD_BYTES_MAX}"
-    if packed_bytes and (kind != Kind.CHUNK or packed_bytes >= payload_bytes):
-        return f"payload of {payload_bytes} bytes packed into {packed_bytes}; only chunks are, into fewer bytes"
+    if packed_bytes and (kind == Kind.CONTROL or packed_bytes >= payload_bytes):
+        return f"payload of {payload_bytes} bytes packed into {packed_bytes}; only data are, into fewer bytes"
     if not 0.0 <= weight < float("inf"):
         return f"weight {weight} is not a finite number of samples"
     if not 0.0 <= squared_norm <= limits.SQUARED_NORM_MAX:

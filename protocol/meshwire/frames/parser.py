@@ -12,7 +12,7 @@ from meshwire.frames.header import HEADER_BYTES, Flags, Header, Kind, decode_hea
 
 @dataclass(frozen=True, slots=True)
 class ChunkAnnounced:
-    """A chunk's header is here; its payload needs a place."""
+    """The header of a chunk, or of a relayed frame, is here; its payload needs a place."""
 
     header: Header
 
@@ -88,7 +88,7 @@ class FrameParser:
         """Reports that `count` bytes were written into `buffer()`."""
         if self.broken is not None:
             return Broken(self.broken)
-        if self._header is not None and self._header.kind is Kind.CHUNK:
+        if self._header is not None and self._header.kind is not Kind.CONTROL:
             self.chunk_bytes += count
         self._filled += count
         if self._filled < len(self._target):
@@ -135,10 +135,10 @@ class FrameParser:
         if isinstance(header, str):
             self._break(header)
             return Broken(header, other_version(self._header_bytes))
-        if header.kind is Kind.CHUNK and self._message:
+        if header.kind is not Kind.CONTROL and self._message:
             return self._break("a chunk between the frames of a message")
         self._header = header
-        if header.kind is Kind.CHUNK:
+        if header.kind is not Kind.CONTROL:
             self.chunk_bytes += HEADER_BYTES
             self._awaiting_place = True
             return ChunkAnnounced(header)
@@ -164,7 +164,7 @@ class FrameParser:
         if self._place is not None:
             place, self._place = self._place, None
             return ChunkPacked(header, payload, place)
-        if header.kind is Kind.CHUNK:
+        if header.kind is not Kind.CONTROL:
             return ChunkReceived(header, self._drained)
         if not self._message and header.flags != Flags.MORE:
             return ControlReceived(header, bytes(payload))

@@ -262,9 +262,10 @@ LogName = Annotated[str, Field(max_length=limits.LOG_NAME_CHARS_MAX)]
 LogValues = Annotated[tuple[tuple[LogName, float], ...], Field(max_length=limits.LOG_VALUES_MAX)]  # from mt.log
 
 
-Stage = Literal["starting", "script", "preparing", "loading", "first step"]
+Stage = Literal["starting", "script", "preparing", "loading", "first step", "process group"]
 """Where a learner is before its first step has ended: its process has not called yet; it has, and has not come to
-`mt.prepare`; there it compares its model with the others'; it takes over a state; it computes."""
+`mt.prepare`; there it compares its model with the others'; it takes over a state; it computes; it exchanges what it
+wants to by torch.distributed, so that its steps are not known here."""
 
 
 class Metrics(Wire):

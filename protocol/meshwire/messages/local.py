@@ -35,13 +35,14 @@ AnyPath = Annotated[str, Field(min_length=1, max_length=limits.PATH_CHARS_MAX)] 
 
 @message("attach")
 class Attach(Wire):
-    """Request: who asks, and a token: a client's is that of DATA/run, a learner's is good for its job alone.
+    """Request: who asks, and a token: a client's is that of DATA/run, a learner's is good for its job alone, also for the
+    connection of its process group.
 
-    Reply: `Done` for a client, `LearnerWelcome` for a learner.
+    Reply: `Done` for a client, `LearnerWelcome` for a learner, `GroupWelcome` for a group.
     """
 
     token: Annotated[str, Field(max_length=128)]
-    role: Literal["client", "learner"]
+    role: Literal["client", "learner", "group"]
     job: JobId | None = None
     pid: int = 0
     torch: Version | None = None

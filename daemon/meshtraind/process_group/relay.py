@@ -1,0 +1,244 @@
+"""What the learners of a job send each other through their daemons: frames in order, over the links that are there.
+
+A daemon knows of them whom they are for. How much may be under way is the learners' own agreement (P1): a daemon holds
+what a link or a learner does not take yet, and ends the part of whoever sends more than that.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Mapping
+
+from meshtraind.process_group.store import KeyValueStore
+from meshtraind.storage.job_record import Job
+from meshtraind.transport.connection import Connection
+from meshtraind.transport.requests import ConnectionEnded, RequestFailed
+from meshwire import limits
+from meshwire.frames.header import Header, Kind
+from meshwire.jobs.lifecycle import job_number
+from meshwire.messages.group import GroupBegin, GroupWelcome, MemberLost, StoreAnswer, StoreAsk
+from meshwire.messages.learner import Stop
+
+log = logging.getLogger(__name__)
+
+STORE_GRACE_S = 10.0  # for the way to the store's daemon and back, beyond what the answer itself may take
+
+
+class Outlet:
+    """Frames on their way to one end, which takes them when it can.
+
+    Args:
+        end: a link to a member, or the connection of the learner here.
+    """
+
+    def __init__(self, end: Connection) -> None:
+        self.end = end
+        self._queued: deque[tuple[Header, memoryview | None]] = deque()
+        self._stop = end.on_writable(self._send)
+        self.queued_bytes = 0
+
+    def put(self, header: Header, payload: memoryview | None) -> None:
+        """Sends it, behind all that was put before."""
+        self._queued.append((header, payload))
+        self.queued_bytes += header.payload_bytes
+        self._send()
+
+    def _send(self) -> None:
+        while self._queued and self.end.writable:
+            header, payload = self._queued.popleft()
+            self.queued_bytes -= header.payload_bytes
+            self.end.send_chunk(header, payload)
+
+    def close(self) -> None:
+        """Drops what has not left."""
+        self._stop()
+        self._queued.clear()
+
+
+class GroupRelay:
+    """Serves the process group of one job: its learner here, one process after the other, and what others send it.
+
+    Args:
+        links: the connection to each other member, by rank; live.
+
+    Attributes:
+        used: whether the script has made a process group.
+    """
+
+    def __init__(self, job: Job, links: Mapping[int, Connection]) -> None:
+        self._job = job
+        self._number = job_number(job.spec.job)
+        self._links = links
+        self._store = KeyValueStore()
+        self._learner: Connection | None = None
+        self._to_learner: Outlet | None = None
+        self._early: deque[tuple[Header, memoryview | None]] = deque()  # came before the learner here has called
+        self._inbound_bytes: dict[int, int] = {}  # of those, by rank
+        self._outlets: dict[int, Outlet] = {}
+        self._places: dict[int, memoryview] = {}  # of the frame that is being received, by rank; -1: the learner's
+        self._lost: dict[int, str] = {}
+        self._instance = 0
+        self.used = False
+
+    # The learner here
+
+    def attach(self, connection: Connection) -> GroupWelcome:
+        """Lets the learner's process group in. Raises RequestFailed where there can be none."""
+        if self._learner is not None:
+            raise RequestFailed(
+                "this job's process group has a connection already: call init_process_group in one process of each "
+                "device only (one rank a device)"
+            )
+        for rank, reason in self._lost.items():
+            raise RequestFailed(f"{self.name(rank)} is gone: {reason}")
+        self._learner = connection
+        self._to_learner = Outlet(connection)
+        self._instance = 0
+        self.used = True
+        for header, payload in self._early:
+            self._to_learner.put(header, payload)
+        self._early.clear()
+        self._inbound_bytes.clear()
+        return GroupWelcome(spec=self._job.spec, rank=self._job.rank, members=self._job.members)
+
+    def is_over(self, connection: Connection) -> bool:
+        """Whether this connection is the group's."""
+        return connection is self._learner
+
+    def begin(self, body: GroupBegin) -> None:
+        """The ranks have agreed on the instance of their world."""
+        self._instance = body.instance
+
+    def learner_lost(self, connection: Connection) -> None:
+        """Its socket has closed: the others are told behind all that it has sent them."""
+        if connection is not self._learner:
+            return
+        assert self._to_learner is not None
+        self._to_learner.close()
+        self._learner = self._to_learner = None
+        self._places.pop(-1, None)
+        if self._instance:
+            for rank in range(len(self._job.members)):
+                if rank != self._job.rank:
+                    self._put(rank, Header(Kind.RELAYED, 0, job=self._number, round=self._instance), None)
+
+    def announced_by_learner(self, header: Header) -> memoryview | str:
+        """Where the learner's frame is to be written; a text where it breaks the rules."""
+        rank = _only(header.contributors)
+        if header.kind is not Kind.RELAYED or rank is None or rank == self._job.rank or not header.payload_bytes:
+            return "a learner's frames are relayed ones, each for one other rank"
+        if rank >= len(self._job.members):
+            return f"there is no rank {rank} in this job"
+        outlet = self._outlets.get(rank)
+        if outlet is not None and outlet.queued_bytes > limits.RELAY_QUEUE_BYTES_MAX:
+            return f"more than {limits.RELAY_QUEUE_BYTES_MAX} bytes under way to rank {rank}"
+        self._places[-1] = memoryview(bytearray(header.payload_bytes))
+        return self._places[-1]
+
+    def received_from_learner(self, header: Header) -> None:
+        """The frame is there."""
+        rank = _only(header.contributors)
+        assert rank is not None
+        outgoing = Header(Kind.RELAYED, header.payload_bytes, job=self._number, round=header.round)
+        self._put(rank, outgoing, self._places.pop(-1))
+
+    def _put(self, rank: int, header: Header, payload: memoryview | None) -> None:
+        if rank in self._lost:
+            return  # the learner was told
+        if rank not in self._outlets:
+            if rank not in self._links:
+                self.member_lost(rank, "there is no link to it")
+                return
+            self._outlets[rank] = Outlet(self._links[rank])
+        self._outlets[rank].put(header, payload)
+
+    # The other members
+
+    def announced(self, rank: int, header: Header) -> memoryview | str | None:
+        """Where a member's frame is to be written; None where nobody needs it; a text where it breaks the rules."""
+        if self._job.ending or rank in self._lost:
+            return None
+        most = limits.RELAY_QUEUE_BYTES_MAX
+        unread = self._to_learner is not None and self._to_learner.queued_bytes > most * len(self._job.members)
+        if unread or self._inbound_bytes.get(rank, 0) + header.payload_bytes > most:
+            return f"it sends more than {limits.RELAY_QUEUE_BYTES_MAX} bytes that nobody takes"
+        self._places[rank] = memoryview(bytearray(header.payload_bytes))
+        return self._places[rank]
+
+    def received(self, rank: int, header: Header) -> None:
+        """A member's frame is there."""
+        payload = self._places.pop(rank, None)
+        if payload is None:
+            return
+        incoming = Header(
+            Kind.RELAYED, header.payload_bytes, job=self._number, round=header.round, contributors=1 << rank
+        )
+        if self._to_learner is not None:
+            self._to_learner.put(incoming, payload)
+        elif header.payload_bytes:
+            self._early.append((incoming, payload))
+            self._inbound_bytes[rank] = self._inbound_bytes.get(rank, 0) + header.payload_bytes
+
+    def link_lost(self, rank: int, reason: str) -> None:
+        """A link to a member is gone, with what was on it."""
+        outlet = self._outlets.get(rank)
+        if self.used and (outlet is None or outlet.end.closing or self._links.get(rank) is not outlet.end):
+            self.member_lost(rank, reason)
+
+    def member_lost(self, rank: int, reason: str) -> None:
+        """Nothing more comes from this member, nor reaches it."""
+        if rank in self._lost:
+            return
+        self._lost[rank] = reason
+        if (outlet := self._outlets.pop(rank, None)) is not None:
+            outlet.close()
+        if self._learner is not None:
+            text = reason[: limits.ERROR_CHARS_MAX]
+            self._learner.notify(MemberLost(rank=rank, reason=text))
+
+    def stop(self, reason: str) -> None:
+        """The job ends: whatever the learner waits for does not come."""
+        if self._learner is not None:
+            self._learner.notify(Stop(reason=reason[: limits.ERROR_CHARS_MAX]))
+
+    def name(self, rank: int) -> str:
+        """A rank as people know it."""
+        return f"rank {rank} ({self._job.members[rank].name})"
+
+    # The store
+
+    async def ask_store(self, asked: StoreAsk) -> StoreAnswer:
+        """Answers the learner here: the store is on the first rank's daemon. Raises RequestFailed."""
+        if self._job.rank == 0:
+            return await self._store.answer(asked)
+        link = self._links.get(0)
+        if link is None:
+            raise RequestFailed(f"{self.name(0)}, whose daemon keeps the job's store, is not linked")
+        try:
+            answer = await link.request(
+                asked, timeout_s=asked.timeout_s + STORE_GRACE_S, name=f"the store of job {self._job.spec.job}"
+            )
+        except (ConnectionEnded, TimeoutError) as error:
+            raise RequestFailed(f"{self.name(0)}, whose daemon keeps the job's store: {error}") from error
+        if not isinstance(answer, StoreAnswer):
+            raise RequestFailed(f"{self.name(0)} answered with {type(answer).__name__}")
+        return answer
+
+    async def asked_by_member(self, asked: StoreAsk) -> StoreAnswer:
+        """Answers a member's daemon. Raises RequestFailed."""
+        if self._job.rank != 0:
+            raise RequestFailed("the job's store is on the daemon of rank 0")
+        return await self._store.answer(asked)
+
+    def close(self) -> None:
+        """The job has ended."""
+        self._store.close()
+        for outlet in self._outlets.values():
+            outlet.close()
+        self._outlets.clear()
+        if self._learner is not None:
+            self._learner.close("the job has ended")
+
+
+def _only(ranks: int) -> int | None:
+    """The rank of a bitmap of one."""
+    return ranks.bit_length() - 1 if ranks and not ranks & (ranks - 1) else None

@@ -1,0 +1,94 @@
+"""One collective operation's messages: among the ranks of its group, on a channel of its own, until its deadline."""
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import torch
+
+from meshtrain.torch_backend.relay import Relay, Transfer
+
+
+@dataclass(frozen=True)
+class Members:
+    """The ranks of a group.
+
+    Attributes:
+        name: of the group, equal on all.
+        ranks: of the job, by rank of the group.
+        rank: one's own in the group.
+    """
+
+    relay: Relay
+    name: str
+    ranks: tuple[int, ...]
+    rank: int
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return len(self.ranks)
+
+    def channel(self, *what: object) -> int:
+        """A channel's number: equal on all ranks, and another one for everything else."""
+        text = "/".join(map(str, (self.name, self.ranks, *what)))
+        return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+class Operation:
+    """What one rank says and hears in one collective.
+
+    Args:
+        number: of the collective in its group, equal on all ranks.
+        what: as errors call it.
+    """
+
+    def __init__(self, members: Members, number: int, what: str, timeout_s: float) -> None:
+        self.members = members
+        self.what = what
+        self.rank, self.size = members.rank, members.size
+        self._channel = members.channel("collective", number)
+        self._deadline_s = time.monotonic() + timeout_s
+        self._timeout_s = timeout_s
+        self._sent: Counter[int] = Counter()
+        self._received: Counter[int] = Counter()
+        self._open: list[Transfer] = []
+
+    def send(self, peer: int, tensor: torch.Tensor) -> Transfer:
+        """Sends the values of a contiguous tensor, which stay unchanged until the transfer has ended."""
+        rank = self.members.ranks[peer]
+        transfer = self.members.relay.send(rank, self._channel, self._sent[peer], as_bytes(tensor))
+        self._sent[peer] += 1
+        self._open.append(transfer)
+        return transfer
+
+    def receive(self, peer: int, tensor: torch.Tensor) -> Transfer:
+        """Receives values into a contiguous tensor."""
+        rank = self.members.ranks[peer]
+        transfer = self.members.relay.receive(rank, self._channel, self._received[peer], as_bytes(tensor))
+        self._received[peer] += 1
+        self._open.append(transfer)
+        return transfer
+
+    def wait(self, transfer: Transfer) -> None:
+        """Raises GroupError."""
+        transfer.wait(self._deadline_s, f"timed out after {self._timeout_s:g} s")
+
+    def finish(self) -> None:
+        """Waits for all that is open. Raises GroupError."""
+        for transfer in self._open:
+            self.wait(transfer)
+
+    def give_up(self) -> None:
+        """What is open is not waited for any more."""
+        for transfer in self._open:
+            self.members.relay.cancel(transfer)
+
+
+def as_bytes(tensor: torch.Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor of any dtype."""
+    flat = tensor.detach().reshape(-1)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat).reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy())

@@ -1,0 +1,126 @@
+"""Makes torch know the backend `meshtrain`, and makes its groups."""
+
+import atexit
+import random
+import weakref
+from typing import Any
+
+import torch.distributed as dist
+
+from meshtrain.errors import UsageError
+from meshtrain.torch_backend.operation import Members
+from meshtrain.torch_backend.process_group import BACKEND, MeshProcessGroup
+from meshtrain.torch_backend.relay import Relay
+from meshtrain.torch_backend.store import DaemonStore
+from meshtrain.train.link.environment import environment_of_job
+from meshwire.sync_modes.mode import SyncSettings
+
+
+class World:
+    """What this process has of its job's process groups: one connection, from the first to the end of the last world.
+
+    Attributes:
+        ranks: of the job, by rank of the world; None without a world.
+        groups: that may have threads.
+    """
+
+    def __init__(self) -> None:
+        self._relay: Relay | None = None
+        self._store: DaemonStore | None = None
+        self.ranks: tuple[int, ...] | None = None
+        self.groups: weakref.WeakSet[MeshProcessGroup] = weakref.WeakSet()
+
+    def relay(self) -> Relay:
+        """The connection. Raises UsageError without a job, ConnectionLost, RequestError."""
+        if self._relay is None:
+            environment = environment_of_job("torch.distributed")
+            if environment is None:
+                raise UsageError(
+                    "the meshtrain backend exchanges tensors through this device's daemon, in a job that it has "
+                    "started: meshtrain submit train.py. Without one, use the gloo backend"
+                )
+            self._relay = Relay.connect(environment)
+            self._check(self._relay)
+        return self._relay
+
+    def store(self) -> DaemonStore:
+        """The job's; kept here, for torch holds its C++ half alone, which calls this one. Raises what `relay` raises."""
+        if self._store is None:
+            self._store = DaemonStore(self.relay())
+        return self._store
+
+    def _check(self, relay: Relay) -> None:
+        """Settings of rounds would be promises that a process group does not keep."""
+        spec = relay.welcome.spec
+        if spec.codec != "fp32" or spec.sync != SyncSettings() or spec.masks is not None:
+            self.close()
+            raise UsageError(
+                "this script uses torch.distributed, whose collectives are exact: submit it without --codec, --sync "
+                "and --masks, which belong to mt.prepare"
+            )
+
+    def enter(self, store: dist.Store, rank: int, size: int) -> tuple[int, ...]:
+        """Makes the default group's world: all ranks agree on its number, and on who is who."""
+        relay = self.relay()
+        own = relay.welcome.rank
+        if size > len(relay.welcome.members):
+            raise UsageError(
+                f"a world of {size} ranks on {len(relay.welcome.members)} devices: the job has one rank a device"
+            )
+        life = (store.add("meshtrain/entries", 1) - 1) // size
+        if rank == 0:
+            store.set(f"meshtrain/{life}/instance", str(random.SystemRandom().randrange(1, 2**32)))
+        store.set(f"meshtrain/{life}/rank/{rank}", str(own))
+        instance = int(store.get(f"meshtrain/{life}/instance"))
+        ranks = tuple(int(store.get(f"meshtrain/{life}/rank/{each}")) for each in range(size))
+        if len(set(ranks)) != size:
+            raise UsageError(f"two ranks of one world on one device: {ranks}")
+        relay.begin(instance)
+        self.ranks = ranks
+        return ranks
+
+    def close(self) -> None:
+        """The default group was destroyed."""
+        relay, self._relay, self._store, self.ranks = self._relay, None, None, None
+        if relay is not None:
+            relay.close()
+
+    def end(self) -> None:
+        """The process ends, with groups that nobody has destroyed."""
+        self.close()
+        for group in tuple(self.groups):
+            group.shutdown()
+
+
+WORLD = World()
+atexit.register(WORLD.end)
+
+
+def make_group(options: Any, _backend_options: Any) -> MeshProcessGroup:
+    """What torch calls for `init_process_group` and `new_group`."""
+    if WORLD.ranks is None:
+        ranks = WORLD.enter(options.store, options.group_rank, options.group_size)
+        on_shutdown = WORLD.close
+    else:
+        ranks = tuple(WORLD.ranks[each] for each in options.global_ranks_in_group)
+        on_shutdown = _nothing
+    members = Members(WORLD.relay(), options.group_id, ranks, options.group_rank)
+    group = MeshProcessGroup(members, options.timeout, on_shutdown)
+    WORLD.groups.add(group)
+    return group
+
+
+def _nothing() -> None:
+    """A subgroup has nothing of its own to end."""
+
+
+def register() -> None:
+    """Once in a process."""
+    if BACKEND.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(BACKEND, make_group, extended_api=True, devices=["cpu"])
+
+
+def rendezvous(_url: str, **_options: Any) -> Any:
+    """Takes the place of torch's `env://`: the store lies in the daemons, ranks are those of the job."""
+    relay = WORLD.relay()
+    yield WORLD.store(), relay.welcome.rank, len(relay.welcome.members)

@@ -1,0 +1,555 @@
+"""Messages from learner to learner, through their daemons: the transport below every collective of a process group.
+
+A message has a channel (which operation it belongs to) and an index on that channel; whoever receives names both, as in
+MPI or gloo. Small ones go at once, large ones when the receiver has asked for them (a rendezvous), so that nobody holds
+what nobody wants; and of one learner for another at most RELAY_WINDOW_BYTES are under way (P1).
+"""
+
+import os
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+from meshtrain.client import open_endpoint
+from meshtrain.errors import ConnectionLost, RequestError
+from meshtrain.train.link.environment import Environment
+from meshwire import limits
+from meshwire.frames.header import Header, Kind, control_frames
+from meshwire.frames.parser import Broken, ChunkAnnounced, ChunkReceived, ControlReceived, Event, FrameParser
+from meshwire.jobs.lifecycle import job_number
+from meshwire.message_base import Wire
+from meshwire.messages.envelope import Envelope, Failure, Role, decode, encode
+from meshwire.messages.group import GroupBegin, GroupWelcome, MemberLost, StoreAnswer, StoreAsk
+from meshwire.messages.learner import Stop
+from meshwire.messages.link import Refuse
+from meshwire.messages.local import Attach
+
+ATTACH_TIMEOUT_S = 10.0
+CLOSE_TIMEOUT_S = 2.0  # for its reader to see that it has ended
+ANSWER_GRACE_S = 20.0  # for the way of a store's answer, beyond what it may take itself
+PREFIX = struct.Struct("<B3xIQQ")  # what it is, index | channel | bytes in all, or credited
+DATA_BYTES = limits.CHUNK_BYTES - PREFIX.size  # of a message, in one frame
+WINDOW_CREDIT_BYTES = limits.RELAY_WINDOW_BYTES // 4  # are given back together
+EAGER_CREDIT_BYTES = limits.EAGER_BYTES_MAX // 4
+
+
+class What(IntEnum):
+    """What a relayed frame says."""
+
+    DATA = 1  # a part of a message that was asked for
+    EAGER = 2  # a whole small message
+    OFFER = 3  # a message of so many bytes waits
+    READY = 4  # the receiver has a place for it
+    WINDOW = 5  # so many bytes have arrived
+    USED = 6  # of so many eager bytes somebody has wanted to know
+
+
+class Address(NamedTuple):
+    """One message: between this learner and `rank`."""
+
+    rank: int
+    channel: int
+    index: int
+
+
+@dataclass(eq=False)
+class Transfer:
+    """One message that is sent or received.
+
+    Attributes:
+        place: what is sent, or where it goes.
+        rank: of the other end; None while a receiver takes any.
+        moved: bytes.
+        error: why it will not end.
+    """
+
+    place: memoryview
+    rank: int | None
+    channel: int
+    index: int
+    moved: int = 0
+    error: str | None = None
+    ended: bool = False
+    _event: threading.Event = field(default_factory=threading.Event)
+
+    def wait(self, deadline_s: float, what: str) -> None:
+        """Waits until it has ended, at most until then (time.monotonic). Raises GroupError."""
+        if not self._event.wait(max(0.0, deadline_s - time.monotonic())):
+            raise GroupTimeout(what)
+        if self.error is not None:
+            raise GroupError(self.error)
+
+
+class GroupError(Exception):
+    """The other end of a transfer is gone, or did not do what was agreed."""
+
+
+class GroupTimeout(GroupError):
+    """It took too long."""
+
+
+class Relay:
+    """The connection of this process to its daemon for process groups, and all messages on it.
+
+    `connect` makes one; `begin` follows once all ranks have agreed on a number for this instance of their world. Any
+    thread may send and receive; one of its own reads.
+
+    Attributes:
+        welcome: who takes part.
+    """
+
+    def __init__(self, stream: socket.socket, welcome: GroupWelcome, parser: FrameParser) -> None:
+        self.welcome = welcome
+        self._stream = stream
+        self._parser = parser
+        self._number = job_number(welcome.spec.job)
+        self._lock = threading.RLock()
+        self._instance = 0
+        self._held: list[tuple[Header, bytes]] = []  # frames that came before the instance was known
+        self._place = memoryview(b"")
+        self._window = dict.fromkeys(range(len(welcome.members)), limits.RELAY_WINDOW_BYTES)
+        self._eager = dict.fromkeys(range(len(welcome.members)), limits.EAGER_BYTES_MAX)
+        self._arrived = dict.fromkeys(range(len(welcome.members)), 0)  # bytes, not yet given back
+        self._used = dict.fromkeys(range(len(welcome.members)), 0)
+        self._sending: dict[int, deque[Transfer]] = {rank: deque() for rank in range(len(welcome.members))}
+        self._offered: dict[Address, Transfer] = {}  # sends that wait for READY
+        self._asked_for: set[Address] = set()  # READY came before the send
+        self._receiving: dict[Address, Transfer] = {}
+        self._any: dict[int, deque[Transfer]] = {}  # by channel
+        self._early: dict[Address, bytes] = {}  # small messages that nobody has asked for yet
+        self._offers: dict[Address, int] = {}
+        self._next_in: dict[tuple[int, int], int] = {}  # of point-to-point channels
+        self._gone: dict[int, str] = {}
+        self._broken: str | None = None
+        self._answers: dict[int, Wire | None] = {}
+        self._answered = threading.Condition(self._lock)
+        self._next_request = 2
+        self._reader = threading.Thread(target=self._read, name="meshtrain relay", daemon=True)
+        self._reader.start()
+
+    @classmethod
+    def connect(cls, environment: Environment) -> "Relay":
+        """Calls the daemon. Raises ConnectionLost, RequestError."""
+        try:
+            stream = open_endpoint(environment.endpoint, ATTACH_TIMEOUT_S)
+        except OSError as error:
+            raise ConnectionLost(f"the daemon that started this script does not answer: {error}") from error
+        stream.settimeout(ATTACH_TIMEOUT_S)
+        parser = FrameParser()
+        parser.long_messages = True
+        attach = Attach(token=environment.token, role="group", job=environment.job, pid=os.getpid())
+        try:
+            stream.sendall(control_frames(encode(Envelope(Role.REQUEST, 1, attach))))
+            while True:
+                count = stream.recv_into(parser.buffer())
+                if not count:
+                    raise ConnectionLost("the daemon closed the connection of the process group")
+                event = parser.received(count)
+                if isinstance(event, ControlReceived):
+                    break
+                if isinstance(event, Broken):
+                    raise ConnectionLost(f"what the daemon sent cannot be read: {event.reason}")
+            envelope = decode(event.payload)
+        except OSError as error:
+            stream.close()
+            raise ConnectionLost(f"the daemon that started this script does not answer: {error}") from error
+        except BaseException:
+            stream.close()
+            raise
+        body = envelope.body if isinstance(envelope, Envelope) else None
+        if not isinstance(body, GroupWelcome):
+            stream.close()
+            why = body.error if isinstance(body, Failure) else body.reason if isinstance(body, Refuse) else envelope
+            raise RequestError(f"no process group: {why}")
+        stream.settimeout(None)
+        return cls(stream, body, parser)
+
+    def begin(self, instance: int) -> None:
+        """All ranks are in this instance of the world; frames of others are dropped."""
+        with self._lock:
+            self._instance = instance
+            self._send_control(Envelope(Role.NOTICE, 0, GroupBegin(instance=instance)))
+            held, self._held = self._held, []
+            for header, data in held:
+                self._take(header, memoryview(data))
+
+    def close(self) -> None:
+        """Ends the connection; the other ranks hear of it behind all that was sent."""
+        with self._lock:
+            self._break("the process group was destroyed")
+        try:
+            self._stream.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # the daemon was faster
+        finally:
+            if threading.current_thread() is not self._reader:
+                self._reader.join(CLOSE_TIMEOUT_S)
+            self._stream.close()
+
+    def name(self, rank: int) -> str:
+        """A rank as people know it."""
+        return f"rank {rank} ({self.welcome.members[rank].name})"
+
+    # The job's store
+
+    def ask_store(self, asked: StoreAsk) -> StoreAnswer:
+        """Asks, and waits for the answer. Raises GroupError, GroupTimeout."""
+        with self._answered:
+            if self._broken is not None:
+                raise GroupError(self._broken)
+            number = self._next_request
+            self._next_request += 1
+            self._answers[number] = None
+            self._send_control(Envelope(Role.REQUEST, number, asked))
+            until = time.monotonic() + asked.timeout_s + ANSWER_GRACE_S
+            while self._answers[number] is None and self._broken is None and time.monotonic() < until:
+                self._answered.wait(max(0.0, until - time.monotonic()))
+            answer = self._answers.pop(number)
+            if answer is None and self._broken is not None:
+                raise GroupError(self._broken)
+        if isinstance(answer, Failure):
+            raise GroupTimeout(answer.error) if asked.op in ("get", "wait") else GroupError(answer.error)
+        if not isinstance(answer, StoreAnswer):
+            raise GroupTimeout(f"the job's store has not answered within {asked.timeout_s + ANSWER_GRACE_S:.0f} s")
+        return answer
+
+    # Sending
+
+    def send(self, rank: int, channel: int, index: int, data: memoryview) -> Transfer:
+        """Sends a message; `data` must stay unchanged until it has ended."""
+        transfer = Transfer(data, rank, channel, index)
+        address = Address(rank, channel, index)
+        with self._lock:
+            if why := self._why_not(rank):
+                self._end(transfer, why)
+                return transfer
+            size = len(data)
+            if address in self._asked_for:
+                self._asked_for.discard(address)
+                self._queue(transfer)
+            elif size <= limits.EAGER_MESSAGE_BYTES_MAX and size <= self._eager[rank] and self._window[rank] > size:
+                self._eager[rank] -= size
+                self._window[rank] -= size + PREFIX.size
+                self._frame(rank, What.EAGER, index, channel, size, data)
+                transfer.moved = size
+                self._end(transfer)
+            else:
+                self._offered[address] = transfer
+                self._frame(rank, What.OFFER, index, channel, size)
+        return transfer
+
+    def _queue(self, transfer: Transfer) -> None:
+        assert transfer.rank is not None
+        self._sending[transfer.rank].append(transfer)
+        self._pump(transfer.rank)
+
+    def _pump(self, rank: int) -> None:
+        """Sends what the window has room for."""
+        waiting = self._sending[rank]
+        while waiting and self._window[rank] > 0:
+            transfer = waiting[0]
+            part = transfer.place[transfer.moved : transfer.moved + DATA_BYTES]
+            self._window[rank] -= len(part) + PREFIX.size
+            self._frame(rank, What.DATA, transfer.index, transfer.channel, len(transfer.place), part)
+            transfer.moved += len(part)
+            if transfer.moved == len(transfer.place):
+                waiting.popleft()
+                self._end(transfer)
+
+    def _frame(
+        self, rank: int, what: What, index: int, channel: int, number: int, data: memoryview | bytes = b""
+    ) -> None:
+        header = Header(
+            Kind.RELAYED,
+            PREFIX.size + len(data),
+            job=self._number,
+            round=self._instance,
+            contributors=1 << rank,
+        )
+        self._write(header.encode() + PREFIX.pack(what, index, channel, number), data)
+
+    def _send_control(self, envelope: Envelope) -> None:
+        self._write(control_frames(encode(envelope)), b"")
+
+    def _write(self, head: bytes, data: memoryview | bytes) -> None:
+        """Writes all of it. The daemon always reads, so this ends; if the daemon has, everything does."""
+        if self._broken is not None:
+            return
+        left = len(head) + len(data)
+        views = [memoryview(head), memoryview(data)]
+        try:
+            while left:
+                sent = self._stream.sendmsg(views)
+                left -= sent
+                while sent and views:
+                    step = min(sent, len(views[0]))
+                    views[0] = views[0][step:]
+                    sent -= step
+                    if not views[0]:
+                        views.pop(0)
+        except OSError as error:
+            self._break(f"the connection to the daemon broke: {error}")
+
+    # Receiving
+
+    def receive(self, rank: int | None, channel: int, index: int | None, place: memoryview) -> Transfer:
+        """Receives a message into `place`, of exactly its size.
+
+        Args:
+            rank: None: from anybody.
+            index: None: the next one of this channel.
+        """
+        with self._lock:
+            transfer = Transfer(place, rank, channel, -1 if index is None else index)
+            if rank is None:
+                if self._broken is not None:
+                    self._end(transfer, self._broken)
+                else:
+                    self._any.setdefault(channel, deque()).append(transfer)
+                    self._match_any(channel)
+                return transfer
+            if index is None:
+                index = self._claim(rank, channel)
+            transfer.index = index
+            self._bind(transfer, Address(rank, channel, index))
+        return transfer
+
+    def _claim(self, rank: int, channel: int) -> int:
+        index = self._next_in.get((rank, channel), 0)
+        self._next_in[rank, channel] = index + 1
+        return index
+
+    def _bind(self, transfer: Transfer, address: Address) -> None:
+        """The transfer is to get this message."""
+        transfer.rank, transfer.index = address.rank, address.index
+        early = self._early.pop(address, None)
+        if early is not None:
+            self._deliver_eager(transfer, address, memoryview(early))
+            return
+        if why := self._why_not(address.rank):
+            self._end(transfer, why)
+            return
+        self._receiving[address] = transfer
+        offered = self._offers.pop(address, None)
+        if offered is not None or len(transfer.place) > limits.EAGER_MESSAGE_BYTES_MAX:
+            self._frame(address.rank, What.READY, address.index, address.channel, 0)
+
+    def _match_any(self, channel: int) -> None:
+        """Gives receivers from anybody what has come, in the order in which it came."""
+        waiting = self._any.get(channel)
+        while waiting:
+            came = next(
+                (
+                    address
+                    for address in (*self._early, *self._offers)
+                    if address.channel == channel
+                    and address.index == self._next_in.get((address.rank, channel), 0)
+                ),
+                None,
+            )
+            if came is None:
+                break
+            self._claim(came.rank, channel)
+            self._bind(waiting.popleft(), came)
+        if waiting is not None and not waiting:
+            del self._any[channel]
+
+    def _deliver_eager(self, transfer: Transfer, address: Address, data: memoryview) -> None:
+        self._give_back_eager(address.rank, len(data))
+        if len(data) != len(transfer.place):
+            self._end(transfer, self._wrong_size(address.rank, len(data), len(transfer.place)))
+            return
+        transfer.place[:] = data
+        transfer.moved = len(data)
+        self._end(transfer)
+
+    def _wrong_size(self, rank: int, sent: int, expected: int) -> str:
+        return f"{self.name(rank)} sent {sent} bytes where {expected} were expected: are shapes and types equal?"
+
+    def cancel(self, transfer: Transfer) -> None:
+        """Nobody waits for this one any more."""
+        with self._lock:
+            if transfer.ended:
+                return
+            if transfer.rank is not None:
+                address = Address(transfer.rank, transfer.channel, transfer.index)
+                self._receiving.pop(address, None)
+                self._offered.pop(address, None)
+            elif transfer.channel in self._any and transfer in self._any[transfer.channel]:
+                self._any[transfer.channel].remove(transfer)
+            self._end(transfer, "it was given up")
+
+    # The reader's thread
+
+    def _read(self) -> None:
+        why = "the daemon closed the connection of the process group"
+        try:
+            while count := self._stream.recv_into(self._parser.buffer()):
+                event = self._parser.received(count)
+                while event is not None:
+                    event = self._event(event)
+        except (OSError, ValueError) as error:
+            why = f"the connection to the daemon broke: {error}"
+        except GroupError as error:
+            why = str(error)
+        with self._lock:
+            self._break(why)
+
+    def _event(self, event: Event) -> Event | None:
+        match event:
+            case ChunkAnnounced(header):
+                self._place = memoryview(bytearray(header.payload_bytes))
+                return self._parser.land(self._place)
+            case ChunkReceived(header):
+                with self._lock:
+                    self._take(header, self._place)
+            case ControlReceived(_, payload):
+                self._told(payload)
+            case Broken(reason):
+                raise GroupError(f"what the daemon sent cannot be read: {reason}")
+            case _:
+                raise GroupError("the daemon sent a packed frame, which travel between daemons only")
+        return None
+
+    def _told(self, payload: bytes) -> None:
+        envelope = decode(payload)
+        if isinstance(envelope, str):
+            raise GroupError(f"what the daemon sent cannot be read: {envelope}")
+        body = envelope.body
+        with self._answered:
+            match body:
+                case _ if envelope.id:
+                    if envelope.id in self._answers:
+                        self._answers[envelope.id] = body
+                        self._answered.notify_all()
+                case MemberLost(rank=rank, reason=reason):
+                    self._peer_gone(rank, f"{self.name(rank)} is gone: {reason}")
+                case Stop(reason=reason):
+                    self._break(f"the job ends: {reason}")
+                case Refuse(reason=reason):
+                    raise GroupError(f"the daemon refused: {reason}")
+                case _:
+                    raise GroupError(f"the daemon sent {type(body).__name__} to a process group: versions differ")
+
+    def _take(self, header: Header, payload: memoryview) -> None:
+        rank = header.contributors.bit_length() - 1
+        if not self._instance:
+            self._held.append((header, bytes(payload)))
+            return
+        if header.round != self._instance:
+            return
+        if not payload:
+            self._peer_gone(rank, f"{self.name(rank)} has left the process group: its script has ended, or destroyed it")
+            return
+        what, index, channel, number = PREFIX.unpack_from(payload)
+        data, address = payload[PREFIX.size :], Address(rank, channel, index)
+        match what:
+            case What.DATA:
+                self._give_back_window(rank, len(payload))
+                self._take_data(address, data, number)
+            case What.EAGER:
+                self._give_back_window(rank, len(payload))
+                transfer = self._receiving.pop(address, None)
+                if transfer is not None:
+                    self._deliver_eager(transfer, address, data)
+                else:
+                    self._early[address] = bytes(data)
+                    self._match_any(channel)
+            case What.OFFER:
+                transfer = self._receiving.get(address)
+                if transfer is None:
+                    self._offers[address] = number
+                    self._match_any(channel)
+                elif number != len(transfer.place):
+                    del self._receiving[address]
+                    self._end(transfer, self._wrong_size(rank, number, len(transfer.place)))
+                elif number <= limits.EAGER_MESSAGE_BYTES_MAX:  # else it was asked for when its receiver came
+                    self._frame(rank, What.READY, index, channel, 0)
+            case What.READY:
+                waiting = self._offered.pop(address, None)
+                if waiting is not None:
+                    self._queue(waiting)
+                else:
+                    self._asked_for.add(address)
+            case What.WINDOW:
+                self._window[rank] += number
+                self._pump(rank)
+            case What.USED:
+                self._eager[rank] += number
+            case _:
+                raise GroupError(f"{self.name(rank)} sent {what}: versions differ")
+
+    def _take_data(self, address: Address, data: memoryview, total: int) -> None:
+        transfer = self._receiving.get(address)
+        if transfer is None:
+            return  # it was given up
+        if total != len(transfer.place):
+            del self._receiving[address]
+            self._end(transfer, self._wrong_size(address.rank, total, len(transfer.place)))
+            return
+        transfer.place[transfer.moved : transfer.moved + len(data)] = data
+        transfer.moved += len(data)
+        if transfer.moved == total:
+            del self._receiving[address]
+            self._end(transfer)
+
+    def _give_back_window(self, rank: int, count: int) -> None:
+        self._arrived[rank] += count
+        if self._arrived[rank] >= WINDOW_CREDIT_BYTES:
+            self._frame(rank, What.WINDOW, 0, 0, self._arrived[rank])
+            self._arrived[rank] = 0
+
+    def _give_back_eager(self, rank: int, count: int) -> None:
+        self._used[rank] += count
+        if self._used[rank] >= EAGER_CREDIT_BYTES:
+            self._frame(rank, What.USED, 0, 0, self._used[rank])
+            self._used[rank] = 0
+
+    # Ends
+
+    def _why_not(self, rank: int) -> str | None:
+        return self._broken or self._gone.get(rank)
+
+    def _end(self, transfer: Transfer, error: str | None = None) -> None:
+        if transfer.ended:
+            return
+        transfer.ended = True
+        transfer.error = error
+        transfer.place = memoryview(b"") if error is not None else transfer.place
+        transfer._event.set()
+
+    def _peer_gone(self, rank: int, why: str) -> None:
+        self._gone.setdefault(rank, why)
+        for transfers in (self._receiving, self._offered):
+            for address in [each for each in transfers if each.rank == rank]:
+                self._end(transfers.pop(address), why)
+        while self._sending[rank]:
+            self._end(self._sending[rank].popleft(), why)
+        if len(self._gone) == len(self.welcome.members) - 1:
+            self._end_any(why)
+
+    def _end_any(self, why: str) -> None:
+        for waiting in self._any.values():
+            for transfer in waiting:
+                self._end(transfer, why)
+        self._any.clear()
+
+    def _break(self, why: str) -> None:
+        """Nothing follows any more."""
+        if self._broken is not None:
+            return
+        self._broken = why
+        for transfers in (self._receiving, self._offered):
+            for transfer in tuple(transfers.values()):
+                self._end(transfer, why)
+            transfers.clear()
+        for waiting in self._sending.values():
+            while waiting:
+                self._end(waiting.popleft(), why)
+        self._end_any(why)
+        self._answered.notify_all()

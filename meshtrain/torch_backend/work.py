@@ -1,0 +1,136 @@
+"""What a collective returns at once: torch.distributed's `Work`, with its wait and its future."""
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+JOIN_TIMEOUT_S = 5.0  # for operations that were told to give up
+
+
+class GroupWork(dist.Work):
+    """An operation that runs, or has ended.
+
+    Args:
+        result: what its future yields, usually the list of its output tensors.
+        what: as errors call it.
+    """
+
+    def __init__(self, result: Any, what: str) -> None:
+        super().__init__()
+        self._result = result
+        self._what = what
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._error: Exception | None = None
+        self._future: torch.futures.Future[Any] | None = None
+        self._checked: torch.futures.Future[Any] | None = None
+        self._source = -1
+
+    def end(self, error: Exception | None = None, source: int = -1) -> None:
+        """Called once."""
+        self._error = error
+        self._source = source
+        with self._lock:
+            self._ended.set()
+            future = self._future
+        if future is not None:
+            future.set_result(self._result)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Waits for the end. Raises dist.DistBackendError, which names the rank that is to blame."""
+        limit_s = timeout.total_seconds() if timeout is not None and timeout.total_seconds() > 0 else None
+        if not self._ended.wait(limit_s):
+            raise dist.DistBackendError(f"{self._what}: not done after {limit_s:g} s")
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Yields the result. torch's C++ takes no exception that Python sets there, but one that a callback raises."""
+        with self._lock:
+            if self._checked is None:
+                self._future = torch.futures.Future()
+                self._checked = self._future.then(self._check)
+                if self._ended.is_set():
+                    self._future.set_result(self._result)
+            return self._checked
+
+    def _check(self, future: torch.futures.Future[Any]) -> Any:
+        if self._error is not None:
+            raise self._error
+        return future.value()
+
+    def is_completed(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._ended.is_set()
+
+    def is_success(self) -> bool:
+        """Whether it has ended well."""
+        return self._ended.is_set() and self._error is None
+
+    def exception(self) -> Exception | None:
+        """By which it has ended."""
+        return self._error
+
+    def result(self) -> Any:
+        """What it was to fill."""
+        return self._result
+
+    def synchronize(self) -> None:
+        """As `wait`: there are no streams."""
+        self.wait()
+
+    def source_rank(self) -> int:
+        """Of a receive from anybody: who sent."""
+        return self._source
+
+    _source_rank = source_rank
+
+
+class Worker:
+    """Runs the operations of one group in order, two at a time, as gloo does.
+
+    One alone would leave the link empty between two operations.
+    """
+
+    THREADS = 2
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._waiting: list[Callable[[], None] | None] = []
+        self._changed = threading.Condition()
+        self._threads: list[threading.Thread] = []
+
+    def put(self, run: Callable[[], None]) -> None:
+        """Runs it behind all that were put before."""
+        with self._changed:
+            if not self._threads:
+                for _ in range(self.THREADS):
+                    thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                    self._threads.append(thread)
+                    thread.start()
+            self._waiting.append(run)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Ends once nothing is left. A thread that Python finds in torch when it ends would take the process down."""
+        with self._changed:
+            self._waiting.extend([None] * len(self._threads))
+            self._changed.notify_all()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(JOIN_TIMEOUT_S)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting:
+                    self._changed.wait()
+                run = self._waiting.pop(0)
+            if run is None:
+                return
+            run()

@@ -1,0 +1,67 @@
+"""Messages of torch.distributed's process groups: between a learner and its daemon, and among daemons for the store.
+
+What learners send each other travels in relayed frames (`meshwire.frames`), of which daemons know whom they are for.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from meshwire import limits
+from meshwire.jobs.lifecycle import JobId
+from meshwire.message_base import Wire
+from meshwire.messages.envelope import message
+from meshwire.messages.job import JobSpec, Member, Rank, Text
+
+Instance = Annotated[int, Field(ge=1, lt=2**32)]
+StoreKey = Annotated[str, Field(max_length=limits.STORE_KEY_CHARS_MAX)]
+StoreValue = Annotated[bytes, Field(max_length=limits.STORE_VALUE_BYTES_MAX)]
+
+
+@message("group.welcome")
+class GroupWelcome(Wire):
+    """Reply to the `Attach` of a learner that makes a process group."""
+
+    spec: JobSpec
+    rank: Rank
+    members: tuple[Member, ...]
+
+
+@message("group.begin")
+class GroupBegin(Wire):
+    """Notice to the daemon: all of this connection belongs to this instance of the world, which all ranks have agreed
+    on; frames of others are of processes that have ended."""
+
+    instance: Instance
+
+
+@message("group.lost")
+class MemberLost(Wire):
+    """Notice to the learner: what this rank sent or was sent may be lost, and nothing more follows."""
+
+    rank: Rank
+    reason: Text
+
+
+@message("store.ask")
+class StoreAsk(Wire):
+    """Request to the daemon that keeps the job's store, or to the learner's own, which asks that one.
+
+    `get` and `wait` are answered when all keys are there; `add` counts in decimal text, as torch's stores do.
+    """
+
+    job: JobId
+    op: Literal["set", "get", "wait", "add", "append", "compare_set", "check", "delete", "count"]
+    keys: Annotated[tuple[StoreKey, ...], Field(max_length=limits.STORE_KEYS_MAX)] = ()
+    value: StoreValue = b""
+    expected: StoreValue = b""
+    amount: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
+    timeout_s: Annotated[float, Field(ge=0, le=limits.STORE_WAIT_S_MAX)] = 0.0
+
+
+@message("store.answer")
+class StoreAnswer(Wire):
+    """Reply to `StoreAsk`."""
+
+    values: tuple[StoreValue, ...] = ()
+    number: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0  # a sum, or a count of keys; 0 or 1 of a check
