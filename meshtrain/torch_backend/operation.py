@@ -72,8 +72,15 @@ class Operation:
         return transfer
 
     def wait(self, transfer: Transfer) -> None:
-        """Raises GroupError."""
-        transfer.wait(self._deadline_s, f"timed out after {self._timeout_s:g} s")
+        """Raises GroupError, which names the other end."""
+        assert transfer.rank is not None
+        peer = self.members.relay.name(transfer.rank)
+        transfer.wait(self._deadline_s, f"Timed out after {self._timeout_s:g} s, waiting for {peer}")
+
+    @property
+    def left_s(self) -> float:
+        """Until its deadline."""
+        return self._deadline_s - time.monotonic()
 
     def finish(self) -> None:
         """Waits for all that is open. Raises GroupError."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from meshtrain.torch_backend import collectives
+from meshtrain.torch_backend import collectives, profiled
 from meshtrain.torch_backend.operation import Members, Operation, as_bytes
 from meshtrain.torch_backend.reductions import Reduction
 from meshtrain.torch_backend.relay import GroupError, Transfer
@@ -90,8 +90,14 @@ class MeshProcessGroup(dist.ProcessGroup):
 
     # Collectives
 
-    def _start(self, what: str, result: Any, run: Run, options: Any = None) -> GroupWork:
-        """Numbers the operation, as on all ranks, and runs it behind those before it."""
+    def _start(self, what: str, result: Any, run: Run, options: Any = None, given: Any = None) -> GroupWork:
+        """Numbers the operation, as on all ranks, and runs it behind those before it.
+
+        Args:
+            result: what its future yields.
+            given: its tensors, where they are not the result.
+        """
+        end_mark = profiled.begin(what, _tensors(result if given is None else given))
         self._operations += 1
         work = GroupWork(result, what)
         asked = getattr(options, "timeout", None)
@@ -105,12 +111,14 @@ class MeshProcessGroup(dist.ProcessGroup):
                     run(op)
             except GroupError as error:
                 op.give_up()
-                work.end(dist.DistBackendError(f"{what}: {error}"))
+                failed: Exception | None = dist.DistBackendError(f"{what}: {error}")
             except Exception as error:  # the script is told by its wait
                 op.give_up()
-                work.end(error)
+                failed = error
             else:
-                work.end()
+                failed = None
+            end_mark()
+            work.end(failed)
 
         self._worker.put(in_turn)
         return work
@@ -167,7 +175,7 @@ class MeshProcessGroup(dist.ProcessGroup):
             for tensor, places in zip(given, outputs, strict=True):
                 _gather_all(op, tensor, places)
 
-        return self._start("all_gather", outputs, run, opts)
+        return self._start("all_gather", outputs, run, opts, given)
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> GroupWork:
         """As `allgather`, of several tensors."""
@@ -176,7 +184,7 @@ class MeshProcessGroup(dist.ProcessGroup):
             for index, tensor in enumerate(inputs):
                 _gather_all(op, tensor, [places[index] for places in outputs])
 
-        return self._start("all_gather_coalesced", outputs, run, opts)
+        return self._start("all_gather_coalesced", outputs, run, opts, inputs)
 
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> GroupWork:
         """All ranks get all tensors, one behind the other."""
@@ -184,7 +192,7 @@ class MeshProcessGroup(dist.ProcessGroup):
         def run(op: Operation) -> None:
             _gather_into(op, tensor, output)
 
-        return self._start("all_gather_into_tensor", output, run, opts)
+        return self._start("all_gather_into_tensor", output, run, opts, tensor)
 
     _allgather_base = all_gather_single
 
@@ -195,7 +203,7 @@ class MeshProcessGroup(dist.ProcessGroup):
             for output, tensor in zip(outputs, inputs, strict=True):
                 _gather_into(op, tensor, output)
 
-        return self._start("all_gather_into_tensor_coalesced", outputs, run, opts)
+        return self._start("all_gather_into_tensor_coalesced", outputs, run, opts, inputs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -213,7 +221,7 @@ class MeshProcessGroup(dist.ProcessGroup):
                 for place, flat in zip(outputs[index], places, strict=True):
                     _write_back(place, flat)
 
-        return self._start("gather", outputs, run, opts)
+        return self._start("gather", outputs, run, opts, given)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> GroupWork:
         """Each rank gets its tensor of the root's."""
@@ -226,7 +234,7 @@ class MeshProcessGroup(dist.ProcessGroup):
                 collectives.scatter(op, flat, parts, root)
                 _write_back(tensor, flat)
 
-        return self._start("scatter", given, run, opts)
+        return self._start("scatter", given, run, opts, inputs if inputs else given)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> GroupWork:
         """Each rank gets its part of the reduction of lists of tensors."""
@@ -237,7 +245,7 @@ class MeshProcessGroup(dist.ProcessGroup):
                 part = collectives.reduce_scatter(op, [_flat(each).clone() for each in parts], reduction)
                 _write_back(output, part)
 
-        return self._start("reduce_scatter", given, run, opts)
+        return self._start("reduce_scatter", given, run, opts, inputs)
 
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> GroupWork:
         """Each rank gets its part of the reduction of tensors that hold all parts, one behind the other."""
@@ -246,7 +254,7 @@ class MeshProcessGroup(dist.ProcessGroup):
         def run(op: Operation) -> None:
             _scatter_sum(op, output, tensor, reduction)
 
-        return self._start("reduce_scatter_tensor", output, run, opts)
+        return self._start("reduce_scatter_tensor", output, run, opts, tensor)
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -258,7 +266,7 @@ class MeshProcessGroup(dist.ProcessGroup):
             for output, tensor in zip(outputs, inputs, strict=True):
                 _scatter_sum(op, output, tensor, reduction)
 
-        return self._start("reduce_scatter_tensor_coalesced", outputs, run, opts)
+        return self._start("reduce_scatter_tensor_coalesced", outputs, run, opts, inputs)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -271,7 +279,7 @@ class MeshProcessGroup(dist.ProcessGroup):
             for place, flat in zip(outputs, places, strict=True):
                 _write_back(place, flat)
 
-        return self._start("all_to_all", outputs, run, opts)
+        return self._start("all_to_all", outputs, run, opts, inputs)
 
     def all_to_all_single(
         self,
@@ -289,7 +297,7 @@ class MeshProcessGroup(dist.ProcessGroup):
             collectives.all_to_all(op, places, parts)
             _write_back(output, place.reshape(-1))
 
-        return self._start("all_to_all_single", output, run, opts)
+        return self._start("all_to_all_single", output, run, opts, tensor)
 
     alltoall_base = all_to_all_single
 
@@ -299,7 +307,7 @@ class MeshProcessGroup(dist.ProcessGroup):
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Waits for all; rank 0's error names who has not come. Raises RuntimeError."""
-        limit = timeout or self._timeout
+        limit = self._timeout if timeout is None else timeout
         self._operations += 1
         op = Operation(self._members, self._operations, "monitored_barrier", limit.total_seconds())
         token, others = torch.zeros(1, dtype=torch.uint8), range(1, op.size)
@@ -311,6 +319,11 @@ class MeshProcessGroup(dist.ProcessGroup):
             missing: dict[int, GroupError] = {}
             coming = {peer: op.receive(peer, torch.empty_like(token)) for peer in others}
             for peer, transfer in coming.items():
+                if not missing and op.left_s <= 0.0:
+                    raise RuntimeError(
+                        f"[Rank 0]: Rank 0 timed out in monitoredBarrier after {limit.total_seconds() * 1000:.0f} ms, "
+                        f"before it had heard of ranks {peer} to {op.size - 1}"
+                    )
                 try:
                     op.wait(transfer)
                 except GroupError as error:
@@ -346,6 +359,7 @@ class MeshProcessGroup(dist.ProcessGroup):
         index = self._sent[rank, channel]
         self._sent[rank, channel] += 1
         transfer = self._members.relay.send(rank, channel, index, as_bytes(flat))
+        profiled.mark_transfer("send", tensor, transfer, self._timeout.total_seconds())
         return self._of_transfer(transfer, f"send to rank {peer}", [tensor], flat)
 
     def recv(self, tensors: Any, peer: int, tag: int = 0) -> GroupWork:
@@ -360,6 +374,8 @@ class MeshProcessGroup(dist.ProcessGroup):
         (tensor,) = _listed(tensors)
         flat = _flat(tensor)
         transfer = self._members.relay.receive(rank, self._members.channel("tag", tag), None, as_bytes(flat))
+        mark = "recvAnySource" if rank is None else "recv"
+        profiled.mark_transfer(mark, tensor, transfer, self._timeout.total_seconds())
         return self._of_transfer(transfer, what, [tensor], flat)
 
     def _of_transfer(
@@ -393,7 +409,7 @@ class TransferWork(GroupWork):
             limit_s = timeout.total_seconds() if timeout is not None and timeout.total_seconds() > 0 else None
             until_s = self._until_s if limit_s is None else time.monotonic() + limit_s
             try:
-                self._transfer.wait(until_s, f"timed out after {limit_s or self._timeout_s:g} s")
+                self._transfer.wait(until_s, f"Timed out after {limit_s or self._timeout_s:g} s")
             except GroupError as error:
                 self._members.relay.cancel(self._transfer)
                 self.end(dist.DistBackendError(f"{self._what}: {error}"))
@@ -419,6 +435,13 @@ class TransferWork(GroupWork):
 def _listed(tensors: Any) -> list[torch.Tensor]:
     """Hooks hand over a bare tensor, torch's own functions a list."""
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
+def _tensors(given: Any) -> list[torch.Tensor]:
+    """All of them, in whatever lists."""
+    if isinstance(given, torch.Tensor):
+        return [given]
+    return [tensor for part in given for tensor in _tensors(part)]
 
 
 def _reduction(options: Any) -> Reduction:

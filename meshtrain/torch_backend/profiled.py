@@ -1,0 +1,39 @@
+"""Marks of operations in torch's profiler, as gloo's: from the call to the end, which is in another thread."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from meshtrain.torch_backend.relay import GroupError, Transfer
+
+End = Callable[[], None]
+
+
+def _nothing() -> None:
+    """No profiler runs."""
+
+
+def begin(what: str, tensors: Sequence[torch.Tensor]) -> End:
+    """Begins a mark, named as torch's own are. Returns what ends it, in whichever thread."""
+    if not torch.autograd._profiler_enabled():
+        return _nothing
+    handle = torch.autograd._record_function_with_args_enter(f"{dist.get_backend()}:{what}", *tensors)
+    return lambda: torch.autograd._record_function_with_args_exit(handle)
+
+
+def mark_transfer(what: str, tensor: torch.Tensor, transfer: Transfer, timeout_s: float) -> None:
+    """Marks a send or a receive, if a profiler runs; a thread of its own sees it end."""
+    end = begin(what, [tensor])
+    if end is _nothing:
+        return
+
+    def wait() -> None:
+        with contextlib.suppress(GroupError):  # whoever waits for it is told
+            transfer.wait(time.monotonic() + timeout_s, what)
+        end()
+
+    threading.Thread(target=wait, name=f"meshtrain profile {what}", daemon=True).start()
