@@ -35,6 +35,21 @@ def modules_needed(source: FileManifest, root: Path, script: str) -> tuple[str, 
     return tuple(sorted(needed - sys.stdlib_module_names - GIVEN))
 
 
+GROUPS = ("torch.distributed", "accelerate", "lightning", "pytorch_lightning")
+
+
+def uses_process_groups(source: FileManifest, root: Path, script: str) -> bool:
+    """Whether a script exchanges its gradients by torch.distributed, itself or by a library, and not by mt.prepare:
+    none of its files imports meshtrain."""
+    found = False
+    for file in _followed(source, root, script):
+        for module, level in _imports(_text(root / file)):
+            if not level and module.partition(".")[0] == "meshtrain":
+                return False
+            found |= not level and any(module == name or module.startswith(f"{name}.") for name in GROUPS)
+    return found
+
+
 def _followed(source: FileManifest, root: Path, script: str) -> Iterator[str]:
     """The script, and every shipped file that comes with its imports, each once."""
     there = {entry.path for entry in source.entries}

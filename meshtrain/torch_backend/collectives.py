@@ -11,11 +11,13 @@ import torch
 
 from meshtrain.torch_backend.operation import Operation
 from meshtrain.torch_backend.reductions import Reduction
+from meshtrain.torch_backend.relay import Transfer
 
 DIRECT_BYTES_MAX = 64 * 1024  # that one rank sends in all, if it sends everything to everybody
 CHAIN_BYTES = 1024 * 1024  # of a broadcast along a chain, that are passed on at once
 
 Tensors = Sequence[torch.Tensor]
+Partial = tuple[int, torch.Tensor, Transfer]  # which segment, where its sum so far comes, and its coming
 
 
 def size_bytes(tensor: torch.Tensor) -> int:
@@ -77,7 +79,7 @@ def _right(op: Operation) -> int:
     return (op.rank + 1) % op.size
 
 
-def _partial_places(op: Operation, segments: Tensors) -> list[tuple[int, torch.Tensor, object]]:
+def _partial_places(op: Operation, segments: Tensors) -> list[Partial]:
     """Where the sums of those to the left will come, in their order; the last is of this rank's own segment."""
     places = []
     for step in range(op.size - 1):
@@ -87,7 +89,7 @@ def _partial_places(op: Operation, segments: Tensors) -> list[tuple[int, torch.T
     return places
 
 
-def _reduce_around(op: Operation, segments: Tensors, partial: list, reduction: Reduction) -> None:  # type: ignore[type-arg]
+def _reduce_around(op: Operation, segments: Tensors, partial: Sequence[Partial], reduction: Reduction) -> None:
     op.send(_right(op), segments[(op.rank - 1) % op.size])
     for index, place, transfer in partial:
         op.wait(transfer)
@@ -120,7 +122,10 @@ def reduce(op: Operation, tensor: torch.Tensor, root: int, reduction: Reduction)
 def broadcast(op: Operation, tensor: torch.Tensor, root: int) -> None:
     """Makes `tensor`, 1-D, that of `root`."""
     position = (op.rank - root) % op.size
-    peer = lambda at: (at + root) % op.size  # noqa: E731
+
+    def peer(at: int) -> int:
+        return (at + root) % op.size
+
     if _direct(op, tensor):  # a binomial tree
         bit = 1
         while bit < op.size:
@@ -131,7 +136,7 @@ def broadcast(op: Operation, tensor: torch.Tensor, root: int) -> None:
             bit *= 2
     else:
         blocks = tensor.split(max(1, CHAIN_BYTES // tensor.element_size()))
-        coming = [op.receive(peer(position - 1), block) for block in blocks] if position else [None] * len(blocks)
+        coming = [op.receive(peer(position - 1), block) if position else None for block in blocks]
         for block, transfer in zip(blocks, coming, strict=True):
             if transfer is not None:
                 op.wait(transfer)
@@ -151,7 +156,7 @@ def all_gather(op: Operation, parts: Tensors, tensor: torch.Tensor) -> None:
         for peer in others:
             op.send(peer, tensor)
     elif op.size > 1:
-        coming = {(op.rank - step) % op.size: None for step in range(1, op.size)}
+        coming = ((op.rank - step) % op.size for step in range(1, op.size))
         transfers = {index: op.receive(_left(op), parts[index]) for index in coming}
         for step in range(op.size - 1):
             index = (op.rank - step) % op.size

@@ -1,7 +1,7 @@
 """The process group that torch calls: it turns torch's arguments into operations on contiguous tensors, and back.
 
-A Python subclass of torch's ProcessGroup (torch 2.6 to 2.13). Which names torch reaches, and how, is documented nowhere;
-they are those that DDP, FSDP, DTensor, ZeRO, distributed checkpoints and torch's own tests were seen to call.
+A Python subclass of torch's ProcessGroup (torch 2.6 to 2.13). Which names torch reaches, and how, is documented
+nowhere; they are those that DDP, FSDP, DTensor, ZeRO, distributed checkpoints and torch's own tests were seen to call.
 """
 
 import time
@@ -21,9 +21,10 @@ from meshtrain.torch_backend.work import GroupWork, Worker
 
 BACKEND = "meshtrain"
 Run = Callable[[Operation], None]
+_ProcessGroup: Any = dist.ProcessGroup  # whose stubs are of the C++ class: with overloads that Python is not called by
 
 
-class MeshProcessGroup(dist.ProcessGroup):
+class MeshProcessGroup(_ProcessGroup):  # type: ignore[misc]
     """A group of ranks, one on each device, over the daemons' links.
 
     Args:
@@ -378,9 +379,7 @@ class MeshProcessGroup(dist.ProcessGroup):
         profiled.mark_transfer(mark, tensor, transfer, self._timeout.total_seconds())
         return self._of_transfer(transfer, what, [tensor], flat)
 
-    def _of_transfer(
-        self, transfer: Transfer, what: str, tensors: list[torch.Tensor], flat: torch.Tensor
-    ) -> GroupWork:
+    def _of_transfer(self, transfer: Transfer, what: str, tensors: list[torch.Tensor], flat: torch.Tensor) -> GroupWork:
         return TransferWork(transfer, self._members, self._timeout.total_seconds(), tensors, flat, what)
 
 

@@ -4,6 +4,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from meshtrain.torch_backend.relay import GroupError, Transfer
 
 End = Callable[[], None]
+_autograd: Any = torch.autograd  # whose stubs leave these out
 
 
 def _nothing() -> None:
@@ -19,10 +21,10 @@ def _nothing() -> None:
 
 def begin(what: str, tensors: Sequence[torch.Tensor]) -> End:
     """Begins a mark, named as torch's own are. Returns what ends it, in whichever thread."""
-    if not torch.autograd._profiler_enabled():
+    if not _autograd._profiler_enabled():
         return _nothing
-    handle = torch.autograd._record_function_with_args_enter(f"{dist.get_backend()}:{what}", *tensors)
-    return lambda: torch.autograd._record_function_with_args_exit(handle)
+    handle = _autograd._record_function_with_args_enter(f"{dist.get_backend()}:{what}", *tensors)
+    return lambda: _autograd._record_function_with_args_exit(handle)
 
 
 def mark_transfer(what: str, tensor: torch.Tensor, transfer: Transfer, timeout_s: float) -> None:

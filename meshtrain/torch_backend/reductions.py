@@ -1,13 +1,14 @@
 """torch.distributed's reductions on two tensors: what a collective does with what has come."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 Combine = Callable[[torch.Tensor, torch.Tensor], object]
 
-_KINDS = dist.ReduceOp.RedOpType
+_KINDS: Any = dist.ReduceOp.RedOpType
 _COMBINES: dict[object, Combine] = {
     _KINDS.SUM: lambda into, part: into.add_(part),
     _KINDS.AVG: lambda into, part: into.add_(part),

@@ -44,7 +44,7 @@ class World:
         return self._relay
 
     def store(self) -> DaemonStore:
-        """The job's; kept here, for torch holds its C++ half alone, which calls this one. Raises what `relay` raises."""
+        """The job's; kept here, for torch holds its C++ half alone, which calls this one. Raises as `relay`."""
         if self._store is None:
             self._store = DaemonStore(self.relay())
         return self._store
@@ -59,7 +59,7 @@ class World:
                 "and --masks, which belong to mt.prepare"
             )
 
-    def enter(self, store: dist.Store, rank: int, size: int) -> tuple[int, ...]:
+    def enter(self, store: Any, rank: int, size: int) -> tuple[int, ...]:
         """Makes the default group's world: all ranks agree on its number, and on who is who."""
         relay = self.relay()
         own = relay.welcome.rank

@@ -19,7 +19,7 @@ from meshtrain.client import open_endpoint
 from meshtrain.errors import ConnectionLost, RequestError
 from meshtrain.train.link.environment import Environment
 from meshwire import limits
-from meshwire.frames.header import Header, Kind, control_frames
+from meshwire.frames.header import GROUP_ENDS, Header, Kind, control_frames
 from meshwire.frames.parser import Broken, ChunkAnnounced, ChunkReceived, ControlReceived, Event, FrameParser
 from meshwire.jobs.lifecycle import job_number
 from meshwire.message_base import Wire
@@ -54,7 +54,7 @@ class Address(NamedTuple):
 
     rank: int
     channel: int
-    index: int
+    number: int
 
 
 @dataclass(eq=False)
@@ -326,7 +326,7 @@ class Relay:
 
     def _bind(self, transfer: Transfer, address: Address) -> None:
         """The transfer is to get this message."""
-        transfer.rank, transfer.index = address.rank, address.index
+        transfer.rank, transfer.index = address.rank, address.number
         early = self._early.pop(address, None)
         if early is not None:
             self._deliver_eager(transfer, address, memoryview(early))
@@ -337,7 +337,7 @@ class Relay:
         self._receiving[address] = transfer
         offered = self._offers.pop(address, None)
         if offered is not None or len(transfer.place) > limits.EAGER_MESSAGE_BYTES_MAX:
-            self._frame(address.rank, What.READY, address.index, address.channel, 0)
+            self._frame(address.rank, What.READY, address.number, address.channel, 0)
 
     def _match_any(self, channel: int) -> None:
         """Gives receivers from anybody what has come, in the order in which it came."""
@@ -347,8 +347,7 @@ class Relay:
                 (
                     address
                     for address in (*self._early, *self._offers)
-                    if address.channel == channel
-                    and address.index == self._next_in.get((address.rank, channel), 0)
+                    if address.channel == channel and address.number == self._next_in.get((address.rank, channel), 0)
                 ),
                 None,
             )
@@ -443,8 +442,9 @@ class Relay:
             return
         if header.round != self._instance:
             return
-        if not payload:
-            self._peer_gone(rank, f"{self.name(rank)} has left the process group: its script has ended, or destroyed it")
+        if header.step == GROUP_ENDS:
+            why = bytes(payload).decode(errors="replace")
+            self._peer_gone(rank, f"{self.name(rank)} has left the process group: {why}")
             return
         what, index, channel, number = PREFIX.unpack_from(payload)
         data, address = payload[PREFIX.size :], Address(rank, channel, index)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
@@ -9,9 +10,10 @@ from meshtrain.torch_backend.relay import GroupError, GroupTimeout, Relay
 from meshwire.messages.group import StoreAnswer, StoreAsk
 
 TIMEOUT = timedelta(minutes=30)  # as torch's own stores
+_Store: Any = dist.Store  # type: ignore[attr-defined]  # as of MeshProcessGroup
 
 
-class DaemonStore(dist.Store):
+class DaemonStore(_Store):  # type: ignore[misc]
     """The job's store, on the daemon of its first rank. Raises dist.DistStoreError."""
 
     def __init__(self, relay: Relay) -> None:
@@ -46,7 +48,7 @@ class DaemonStore(dist.Store):
         except GroupError as error:
             raise dist.DistStoreError(str(error)) from error
 
-    def set(self, key: str, value: str | bytes) -> None:  # type: ignore[override]
+    def set(self, key: str, value: str | bytes) -> None:
         """Sets a value."""
         self._ask("set", [key], value)
 
@@ -58,7 +60,7 @@ class DaemonStore(dist.Store):
         """Waits until all are there."""
         return list(self._ask("get", keys).values)
 
-    def multi_set(self, keys: list[str], values: list[str | bytes]) -> None:  # type: ignore[override]
+    def multi_set(self, keys: list[str], values: list[str | bytes]) -> None:
         """Sets them one after the other."""
         for key, value in zip(keys, values, strict=True):
             self.set(key, value)
@@ -67,11 +69,11 @@ class DaemonStore(dist.Store):
         """Adds to a number, 0 where there is none, and returns the sum."""
         return self._ask("add", [key], amount=amount).number
 
-    def append(self, key: str, value: str | bytes) -> None:  # type: ignore[override]
+    def append(self, key: str, value: str | bytes) -> None:
         """Appends to a value."""
         self._ask("append", [key], value)
 
-    def compare_set(self, key: str, expected: str | bytes, value: str | bytes) -> bytes:  # type: ignore[override]
+    def compare_set(self, key: str, expected: str | bytes, value: str | bytes) -> bytes:
         """Sets the value if it is as expected; returns what is there then."""
         return self._ask("compare_set", [key], value, expected).values[0]
 

@@ -11,7 +11,10 @@ import torch.distributed as dist
 JOIN_TIMEOUT_S = 5.0  # for operations that were told to give up
 
 
-class GroupWork(dist.Work):
+_Work: Any = dist.Work  # as of MeshProcessGroup
+
+
+class GroupWork(_Work):  # type: ignore[misc]
     """An operation that runs, or has ended.
 
     Args:

@@ -68,7 +68,7 @@ def submission(folder: Path, text: str, /, **options: Any) -> Submit:
     work = folder / "work"
     work.mkdir(exist_ok=True)
     text = textwrap.dedent(text)
-    if "PYTEST_CURRENT_TEST" in os.environ:  # what is measured starts as it would for a person
+    if "PYTEST_CURRENT_TEST" in os.environ and "torch.distributed" not in text:  # which needs the compiler; what is measured starts as it would for a person
         text = WITHOUT_COMPILER + text
     (work / "train.py").write_text(text)
     files = folder / "files.manifest"

@@ -1,4 +1,4 @@
-"""One rank of a job that runs tests of torch's own suite of torch.distributed (in the wheel: torch.testing).
+"""One rank of a job that runs tests of torch's own suite for torch.distributed (in the wheel: torch.testing).
 
 Submitted as a job's script, unchanged torch and unchanged tests: they ask for gloo, and get what the job has. Each test
 is a process of its own, forked here, so that nothing is left of the one before. Ranks share one machine here, for some
@@ -21,14 +21,12 @@ os.environ.update(
     OMP_NUM_THREADS="1",
 )
 
-import torch.distributed as dist  # noqa: E402
-from torch.testing._internal.common_distributed import TEST_SKIPS, DistTestCases  # noqa: E402
+from torch.testing._internal.common_distributed import TEST_SKIPS  # noqa: E402
 from torch.testing._internal.distributed import distributed_test  # noqa: E402
 
 import meshtrain as mt  # noqa: E402
 
 SKIPS = {skip.exit_code: skip.message for skip in TEST_SKIPS.values()}
-assert DistTestCases
 
 
 class Suite(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
@@ -43,7 +41,7 @@ def run(name: str) -> tuple[str, str]:
     ends = Pipe()
     child = os.fork()
     if not child:
-        os.environ["TEMP_DIR"] = distributed_test.TEMP_DIR = str(folder)
+        os.environ["TEMP_DIR"] = str(folder)
         for part in ("barrier", "test_dir"):
             (folder / part).mkdir(exist_ok=True)
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -51,7 +49,7 @@ def run(name: str) -> tuple[str, str]:
         os.dup2(descriptor, 2)
         signal.alarm(options["timeout_s"])
         try:
-            Suite._run(int(os.environ["RANK"]), name, str(folder / "store"), ends[1])
+            Suite._run(int(os.environ["RANK"]), name, str(folder / "store"), ends[1])  # type: ignore[no-untyped-call]
         except SystemExit as ended:
             code = ended.code if isinstance(ended.code, int) else 1
         except BaseException:
@@ -82,9 +80,8 @@ def main() -> None:
             continue
         began_s = time.monotonic()
         results[name] = (*run(name), round(time.monotonic() - began_s, 2))
-        print(results[name][0], name, flush=True)
+        sys.stdout.write(f"{results[name][0]} {name}\n")
         (mt.output_dir() / "results.json").write_text(json.dumps(results))
 
 
-assert dist.is_available()
 main()

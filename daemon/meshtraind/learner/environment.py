@@ -1,7 +1,7 @@
 """The environment variables of a learner: what the owner asked for, what meshtrain needs, and torchrun's.
 
-Of torchrun's (RANK, WORLD_SIZE, MASTER_ADDR, ...) scripts and libraries know that they are one of several. A script whose
-devices train each by itself gets none: it would open process groups, and there are none for it.
+Of torchrun's (RANK, WORLD_SIZE, MASTER_ADDR, ...) scripts and libraries know that they are one of several. A script
+whose devices train each by itself gets none: it would open process groups, and there are none for it.
 """
 
 import os

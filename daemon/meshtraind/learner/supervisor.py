@@ -127,9 +127,7 @@ class LearnerSupervisor:
             self.given_up = False
             python = python_of(self._node.data_dir, job.spec.requirements)
             self._learner = LearnerProcess(job.folder / SOURCE, job.spec, log, memory, python)
-            environment = learner_environment(
-                job.spec, rank=job.rank, members=len(job.members), threads=self._threads
-            )
+            environment = learner_environment(job.spec, rank=job.rank, members=len(job.members), threads=self._threads)
             self._revoke()
             self._token = self._node.entrance.learners.issue(job.spec.job)
             endpoint = {ENDPOINT_VARIABLE: self._node.entrance.address, TOKEN_VARIABLE: self._token}

@@ -13,7 +13,7 @@ from meshtraind.storage.job_record import Job
 from meshtraind.transport.connection import Connection
 from meshtraind.transport.requests import ConnectionEnded, RequestFailed
 from meshwire import limits
-from meshwire.frames.header import Header, Kind
+from meshwire.frames.header import GROUP_ENDS, Header, Kind
 from meshwire.jobs.lifecycle import job_number
 from meshwire.messages.group import GroupBegin, GroupWelcome, MemberLost, StoreAnswer, StoreAsk
 from meshwire.messages.learner import Stop
@@ -117,9 +117,11 @@ class GroupRelay:
         self._learner = self._to_learner = None
         self._places.pop(-1, None)
         if self._instance:
+            why = memoryview((self.loss or "its script has ended, or destroyed it").encode())
+            last = Header(Kind.RELAYED, len(why), job=self._number, round=self._instance, step=GROUP_ENDS)
             for rank in range(len(self._job.members)):
                 if rank != self._job.rank:
-                    self._put(rank, Header(Kind.RELAYED, 0, job=self._number, round=self._instance), None)
+                    self._put(rank, last, why)
 
     def announced_by_learner(self, header: Header) -> memoryview | str:
         """Where the learner's frame is to be written; a text where it breaks the rules."""
@@ -170,11 +172,16 @@ class GroupRelay:
         if payload is None:
             return
         incoming = Header(
-            Kind.RELAYED, header.payload_bytes, job=self._number, round=header.round, contributors=1 << rank
+            Kind.RELAYED,
+            header.payload_bytes,
+            job=self._number,
+            round=header.round,
+            step=header.step,
+            contributors=1 << rank,
         )
         if self._to_learner is not None:
             self._to_learner.put(incoming, payload)
-        elif header.payload_bytes:
+        elif header.step != GROUP_ENDS:
             self._early.append((incoming, payload))
             self._inbound_bytes[rank] = self._inbound_bytes.get(rank, 0) + header.payload_bytes
 
@@ -194,6 +201,11 @@ class GroupRelay:
         if self._learner is not None:
             text = reason[: limits.ERROR_CHARS_MAX]
             self._learner.notify(MemberLost(rank=rank, reason=text))
+
+    @property
+    def loss(self) -> str | None:
+        """Why the group is broken, where it is a member's link: the first one that was lost."""
+        return next((f"{self.name(rank)} is gone: {reason}" for rank, reason in self._lost.items()), None)
 
     def stop(self, reason: str) -> None:
         """The job ends: whatever the learner waits for does not come."""

@@ -1,4 +1,4 @@
-"""The key-value store by which the ranks of a process group find each other; one for a job, on its first rank's daemon."""
+"""The key-value store by which the ranks of a process group find each other; one a job, on its first rank's daemon."""
 
 import asyncio
 
@@ -112,5 +112,3 @@ def _one(asked: StoreAsk) -> str:
     if len(asked.keys) != 1:
         raise RequestFailed(f"{asked.op} of {len(asked.keys)} keys; it takes one")
     return asked.keys[0]
-
-

@@ -45,7 +45,8 @@ SIDE_TASKS = ("checkpoint", "invite")  # without which a member goes on
 LEARNER_LOST_GRACE_S = 5.0  # between the end of a learner's connection and that of its process
 NOTHING_PREPARED = (
     "nothing was exchanged: each device has trained by itself. Call mt.prepare(model, optimizer, loader), of `import "
-    "meshtrain as mt`, before the training loop; if each is meant to train by itself, meshtrain submit --independent"
+    "meshtrain as mt`, before the training loop, or make a process group of torch.distributed; if each is meant to "
+    "train by itself, meshtrain submit --independent"
 )
 NOTHING_EXCHANGED = (
     "nothing was exchanged: the script has called mt.prepare, and no step of the optimizer that it gave there was "
@@ -186,7 +187,7 @@ class JobSession:
                 rounds.learner.gone("its script has ended")
             job.advance(JobEvent.LEARNER_DONE)
             return False
-        explained = self._why_ended or explain_end(code, self._learners.error)
+        explained = self._why_ended or self.group.loss or explain_end(code, self._learners.error)
         self._why_ended = None
         why = self._named(explained)
         self._metrics.failure = why

@@ -24,6 +24,7 @@ from meshtrain.cli.ui.errors import BadCommandLine, reported
 from meshtrain.cli.ui.options import DataDir, Json
 from meshtrain.cli.ui.progress import Stages
 from meshtrain.cli.ui.terminal import at_terminal, say
+from meshtrain.packing.imports import uses_process_groups
 from meshwire import limits
 from meshwire.codecs.registry import CodecSpec
 from meshwire.collectives.strategy import collective_for, topology_of
@@ -314,6 +315,15 @@ def submit(
     with connected(data_dir) as client, tempfile.TemporaryDirectory(prefix="meshtrain-") as folder:
         with Stages() as stages:
             source, shipped_data = pack(root, relative, data, include or (), exclude or (), stages)
+        if uses_process_groups(source.manifest, source.root, relative) and not independent:
+            if typed.pinned.sync or typed.pinned.codec or masks:
+                raise BadCommandLine(
+                    f"{script} uses torch.distributed, whose collectives are exact: --sync, --codec and --masks are "
+                    "for scripts with mt.prepare",
+                    "it without them",
+                )
+            say(f"{script} uses torch.distributed: one rank on each laptop, exact sums, and nothing to choose")
+            plans = False
         place = None if data is None else data_place(root, data, source.manifest)
         python = sys.executable
         if packages:

@@ -14,30 +14,6 @@ from meshwire.memory_layout.shared_slots import (
 )
 
 
-_taken: "Environment | None" = None
-_user: str | None = None  # of the job's exchange in this process
-
-
-def environment_of_job(user: str) -> "Environment | None":
-    """The environment of this process, for one of the two ways to exchange something in a job; None without a job.
-
-    Args:
-        user: `mt.prepare` or `torch.distributed`; "" takes part in no exchange.
-
-    Raises UsageError where the script uses the other one too.
-    """
-    global _taken, _user
-    if user and _user not in (None, user):
-        raise UsageError(
-            "mt.prepare and torch.distributed in one script: mt.prepare exchanges the gradients itself, so take "
-            "init_process_group and DistributedDataParallel out; or leave mt.prepare out"
-        )
-    _user = user or _user
-    if _taken is None:
-        _taken = Environment.take()
-    return _taken
-
-
 @dataclass(frozen=True)
 class Environment:
     """Where the daemon is, and what the learner may use.
@@ -76,3 +52,27 @@ class Environment:
             memory_fd=int(variables[MEMORY_FD_VARIABLE]),
             kept_fd=int(variables[KEPT_FD_VARIABLE]) if KEPT_FD_VARIABLE in variables else None,
         )
+
+
+_taken: Environment | None = None
+_user: str | None = None  # of the job's exchange in this process
+
+
+def environment_of_job(user: str) -> Environment | None:
+    """The environment of this process, for one of the two ways to exchange something in a job; None without a job.
+
+    Args:
+        user: `mt.prepare` or `torch.distributed`; "" takes part in no exchange.
+
+    Raises UsageError where the script uses the other one too.
+    """
+    global _taken, _user
+    if user and _user not in (None, user):
+        raise UsageError(
+            "mt.prepare and torch.distributed in one script: mt.prepare exchanges the gradients itself, so take "
+            "init_process_group and DistributedDataParallel out; or leave mt.prepare out"
+        )
+    _user = user or _user
+    if _taken is None:
+        _taken = Environment.take()
+    return _taken

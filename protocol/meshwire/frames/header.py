@@ -9,6 +9,7 @@ from meshwire import limits
 MAGIC = b"MESH"
 WIRE_VERSION = 17
 RESERVED = bytes(4)
+GROUP_ENDS = 1  # `step` of the last relayed frame of a process group
 _VERSION_AT = len(MAGIC)
 
 # magic, version, kind, flags | job | generation | round, program step, bucket | first segment, segment count |
@@ -41,7 +42,8 @@ _NAME_OF = {Kind.CONTROL: "control frame", Kind.CHUNK: "chunk", Kind.RELAYED: "r
 @dataclass(frozen=True, slots=True)
 class Header:
     """One frame's header. Control frames use `job`, `generation`, `complete`, `payload_bytes` and `flags` only; relayed
-    ones `job`, `round` (their process group), `contributors` and `payload_bytes`.
+    ones `job`, `round` (their process group), `step` (GROUP_ENDS: no other follows, and the payload says why),
+    `contributors` and `payload_bytes`.
 
     Attributes:
         job: `meshwire.jobs.lifecycle.job_number` of the job, 0 when the frame belongs to none.

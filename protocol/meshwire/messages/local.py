@@ -35,8 +35,8 @@ AnyPath = Annotated[str, Field(min_length=1, max_length=limits.PATH_CHARS_MAX)] 
 
 @message("attach")
 class Attach(Wire):
-    """Request: who asks, and a token: a client's is that of DATA/run, a learner's is good for its job alone, also for the
-    connection of its process group.
+    """Request: who asks, and a token: a client's is that of DATA/run, a learner's is good for its job alone; with it
+    the learner's process group has a connection of its own.
 
     Reply: `Done` for a client, `LearnerWelcome` for a learner, `GroupWelcome` for a group.
     """

@@ -25,7 +25,11 @@ TIMEOUT_S = 30.0
 FAKE_TORCH = {
     "torch/__init__.py": "",
     "torch/distributed/__init__.py": "from torch.distributed.distributed_c10d import *\n",
-    "torch/distributed/distributed_c10d.py": "def init_process_group(backend):\n    return f'a group of {backend}'\n",
+    "torch/distributed/distributed_c10d.py": (
+        "def init_process_group(backend):\n    return f'a group of {backend}'\n"
+        "def new_group():\n    pass\ndef get_backend():\n    pass\n"
+        "class Backend:\n    default_device_backend_map = {}\n"
+    ),
 }
 
 
@@ -224,31 +228,18 @@ def test_only_the_scripts_own_process_tells(tmp_path: Path) -> None:
     assert (seen.code, seen.error) == (0, None)
 
 
-def test_a_process_group_is_refused_wherever_it_is_made(tmp_path: Path) -> None:
-    """torch trains over plain gloo outside the job with it, or waits for minutes. Each name that torch gives it."""
+def test_a_process_group_is_the_meshs_wherever_it_is_made(tmp_path: Path) -> None:
+    """Each name that torch gives it. Where each device trains by itself torch's own is left."""
     write(tmp_path, FAKE_TORCH)
     for made in (
-        "import torch.distributed as dist\ndist.init_process_group('gloo')\n",
-        "from torch.distributed import init_process_group\ninit_process_group(backend='gloo')\n",
-        "from torch.distributed.distributed_c10d import init_process_group as begin\nbegin('gloo')\n",
+        "import torch.distributed as dist\nmade = dist.init_process_group\n",
+        "from torch.distributed import init_process_group as made\n",
+        "from torch.distributed.distributed_c10d import new_group as made\n",
     ):
-        seen = Ended(tmp_path, made)
-        assert seen.told.startswith("train.py, line 2: a job has no torch.distributed process group: call mt.prepare(")
-        assert seen.error is not None
-        assert seen.error.hopeless
-    trained = Ended(tmp_path, "import torch.distributed as dist\nprint(dist.init_process_group('gloo'))\n", alone=True)
-    assert trained.out == "a group of gloo\n"
-
-
-@pytest.mark.slow
-def test_torchs_process_group_is_refused(tmp_path: Path) -> None:
-    """The real one, also with one process and a file in place of MASTER_ADDR."""
-    seen = Ended(
-        tmp_path,
-        "import torch\nimport torch.distributed as dist\n"
-        "dist.init_process_group('gloo', init_method='file:///tmp/none', rank=0, world_size=1)\n",
-    )
-    assert seen.told.startswith("train.py, line 3: a job has no torch.distributed process group"), seen.log
+        seen = Ended(tmp_path, f"{made}print(made.__globals__['__name__'])\n")
+        assert seen.out == "meshtrain.masquerade\n", seen.log
+    alone = Ended(tmp_path, "import torch.distributed as dist\nprint(dist.init_process_group('gloo'))\n", alone=True)
+    assert alone.out == "a group of gloo\n"
 
 
 IN_A_WORKER = """KeyError: Caught KeyError in DataLoader worker process 0.
@@ -295,16 +286,24 @@ def test_whoever_follows_sees_the_log_without_the_errors_that_end_scripts() -> N
 # What they find in the environment
 
 
-def test_no_script_finds_torchruns_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the daemon itself was started with them. What their owner asks for they get."""
+def test_only_scripts_of_one_job_find_torchruns_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of this job, also where the daemon itself was started with others. What their owner asks for they get."""
     torchruns = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR")
     for name in (*torchruns, "MASTER_PORT", "TORCHELASTIC_RUN_ID", "ACCELERATE_USE_CPU", "PMI_RANK"):
         monkeypatch.setenv(name, "1")
-    spec = SimpleNamespace(job="1kx3000000aa", env=(("EPOCHS", "3"),))
-    found = {**{name: os.environ[name] for name in INHERITED if name in os.environ}}
-    found |= learner_environment(cast(Any, spec), threads=2)
+    inherited = {**{name: os.environ[name] for name in INHERITED if name in os.environ}}
+    spec = SimpleNamespace(job="1kx3000000aa", env=(("EPOCHS", "3"),), independent=True)
+    found = inherited | learner_environment(cast(Any, spec), rank=2, members=3, threads=2)
     assert not [name for name in found if "RANK" in name or "WORLD" in name or name.startswith(("MASTER", "TORCHEL"))]
     assert found["EPOCHS"] == "3"
+    spec = SimpleNamespace(job="1kx3000000aa", env=(("LOCAL_RANK", "7"),), independent=False)
+    found = inherited | learner_environment(cast(Any, spec), rank=2, members=3, threads=2)
+    assert {name: found[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID")} == {
+        "RANK": "2",
+        "WORLD_SIZE": "3",
+        "LOCAL_RANK": "7",
+        "TORCHELASTIC_RUN_ID": "1kx3000000aa",
+    }
 
 
 # Whether they are started again

@@ -1,0 +1,214 @@
+"""torch.distributed over real daemons: scripts that know nothing of meshtrain, torch's own tests, and what fails."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from meshtrain.demo.localmesh import LocalMesh
+from meshtrain.packing.imports import uses_process_groups
+from meshtrain.packing.tree import scan
+from tests.daemon import realjobs as jobs
+from tests.torch_backend import conformance
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+# Of torch's suite: each collective, subgroups, objects, tags, whoever sends first, timeouts, DDP with a hook.
+SLICE = (
+    *(
+        "test_all_gather",
+        "test_all_gather_coalesced_simple",
+        "test_all_gather_complex",
+        "test_all_gather_object_subgroup",
+    ),
+    *("test_all_reduce_full_group_sum", "test_all_reduce_group_product", "test_all_reduce_sum_async"),
+    *(
+        "test_all_reduce_coalesced_max",
+        "test_sparse_all_reduce_sum",
+        "test_barrier_timeout_group",
+        "test_barrier_group",
+    ),
+    *("test_broadcast_group", "test_gather_full_group", "test_get_future", "test_isend", "test_irecv"),
+    *("test_monitored_barrier_gloo", "test_reduce_group_max", "test_reduce_sum_twice"),
+    *("test_scatter_group", "test_scatter_object_list", "test_send_recv_any_source", "test_send_recv_with_tag"),
+    *("test_batch_isend_irecv_gloo", "test_DistributedDataParallelCPU", "test_static_graph_api_cpu"),
+    *("test_accumulate_gradients_no_sync_allreduce_with_then_hook", "test_destroy_full_group", "test_get_backend"),
+)
+
+# What anybody writes who has read torch's tutorial: nothing in it knows of meshtrain.
+DDP = """
+import json, os, sys
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+def main(backend):
+    dist.init_process_group(backend)
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 300), torch.nn.Tanh(), torch.nn.Linear(300, 1))
+    replica = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(replica.parameters(), lr=0.05, momentum=0.9)
+    xs = torch.randn(96, 8, generator=torch.Generator().manual_seed(1))
+    data = TensorDataset(xs, xs.sum(1, keepdim=True))
+    sampler = DistributedSampler(data, shuffle=False)
+    for epoch in range(2):
+        for x, y in DataLoader(data, batch_size=4, sampler=sampler):
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(replica(x), y).backward()
+            optimizer.step()
+    dist.barrier()
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+    everybodys = [torch.empty_like(weights) for _ in range(dist.get_world_size())]
+    dist.all_gather(everybodys, weights)
+    assert all(torch.equal(each, weights) for each in everybodys)
+    print(json.dumps({"rank": rank, "world": os.environ["WORLD_SIZE"], "backend": dist.get_backend(),
+                      "weights": weights.double().tolist()[:50]}), flush=True)
+    dist.destroy_process_group()
+
+main(sys.argv[1] if len(sys.argv) > 1 else None)
+"""
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[LocalMesh]:
+    with LocalMesh(conformance.NAMES, print) as started:
+        yield started
+
+
+def log(mesh: LocalMesh, job: str, rank: int) -> str:
+    return jobs.read(mesh.daemons[0], job, "log", rank)
+
+
+def test_a_script_for_torchrun_trains_as_one_process_would(mesh: LocalMesh, tmp_path: Path) -> None:
+    """No line of it is ours. Whatever backend it names; equal bits on all ranks, and the weights of one process that
+    takes all three batches in each step."""
+    expected = one_process()
+    for backend in ("gloo", "nccl"):
+        folder = tmp_path / backend
+        folder.mkdir()
+        ended = jobs.run(mesh.daemons[0], folder, DDP, args=(backend,))
+        assert ended.state == "succeeded", ended.error
+        said = [json.loads(log(mesh, ended.job, rank).splitlines()[-1]) for rank in range(3)]
+        assert [(each["rank"], each["world"], each["backend"]) for each in said] == [(k, "3", "gloo") for k in range(3)]
+        torch.testing.assert_close(torch.tensor(said[0]["weights"]), expected, rtol=1e-5, atol=1e-6)
+
+
+def one_process() -> torch.Tensor:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 300), torch.nn.Tanh(), torch.nn.Linear(300, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    xs = torch.randn(96, 8, generator=torch.Generator().manual_seed(1))
+    ys = xs.sum(1, keepdim=True)
+    for _ in range(2):
+        for step in range(8):
+            rows = [rank + 3 * (4 * step + each) for rank in range(3) for each in range(4)]
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(xs[rows]), ys[rows]).backward()
+            optimizer.step()
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).double()[:50]
+
+
+def test_torchs_own_suite_in_part(mesh: LocalMesh, tmp_path: Path) -> None:
+    """All of it: `python -m tests.torch_backend.conformance`."""
+    ended, results = conformance.run(mesh, tmp_path, SLICE)
+    assert ended.state == "succeeded", ended.error
+    assert {name: why for name, (what, why) in results.items() if what != "pass"} == {}
+    known = json.loads(conformance.RESULTS.read_text())
+    assert set(SLICE) <= set(known["pass"]), "what is published was seen"
+
+
+WAITING = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+dist.init_process_group()
+ones = torch.ones(2_000_000)
+dist.all_reduce(ones)
+print("pid", os.getpid(), flush=True)
+try:
+    while True:
+        began_s = time.monotonic()
+        dist.all_reduce(ones.fill_(1))
+except dist.DistBackendError as error:
+    print(f"after {time.monotonic() - began_s:.3f} s: {error}", flush=True)
+    raise
+"""
+
+
+def start(mesh: LocalMesh, folder: Path) -> tuple[str, list[int]]:
+    """The job, and the process of each rank."""
+    job = jobs.submit(mesh.daemons[0], folder, WAITING).job
+    deadline_s = time.monotonic() + jobs.TIMEOUT_S
+    jobs.wait_for(mesh.daemons[0], job, lambda seen: seen.state == "running", "the scripts to run")
+    while time.monotonic() < deadline_s:
+        logs = [log(mesh, job, rank) for rank in range(3)]
+        if all("pid" in text for text in logs):
+            return job, [int(text.split("pid")[1].split()[0]) for text in logs]
+        time.sleep(0.1)
+    raise AssertionError("no process group within the time")
+
+
+def test_a_killed_rank_is_named_to_all_others(mesh: LocalMesh, tmp_path: Path) -> None:
+    job, processes = start(mesh, tmp_path)
+    os.kill(processes[2], signal.SIGKILL)
+    killed_s = time.monotonic()
+    ended = jobs.ended(mesh.daemons[0], job)
+    assert ended.state == "failed"
+    assert ended.error is not None
+    assert "rank 2 (cleo): the script was killed by signal 9" in ended.error
+    for rank in range(2):
+        told = next(line for line in log(mesh, job, rank).splitlines() if line.startswith("after"))
+        assert "rank 2 (cleo)" in told
+    assert time.monotonic() - killed_s < 5.0, "scripts that end by themselves are not waited for"
+
+
+def test_settings_of_rounds_are_refused(mesh: LocalMesh, tmp_path: Path) -> None:
+    ended = jobs.run(mesh.daemons[0], tmp_path, DDP, codec="int8")
+    assert ended.state == "failed"
+    assert "uses torch.distributed, whose collectives are exact: submit it without --codec" in (ended.error or "")
+
+
+@pytest.mark.parametrize("first", ["prepare", "group"])
+def test_both_ways_in_one_script_are_refused(mesh: LocalMesh, tmp_path: Path, first: str) -> None:
+    prepare, group = "mt.prepare(model, optimizer, loader)", "torch.distributed.init_process_group('gloo')"
+    lines = (prepare, group) if first == "prepare" else (group, prepare)
+    text = jobs.PREAMBLE + "import torch.distributed\n" + "\n".join(lines) + "\n"
+    ended = jobs.run(mesh.daemons[0], tmp_path, text)
+    assert ended.state == "failed"
+    assert "mt.prepare and torch.distributed in one script" in (ended.error or "")
+
+
+def test_which_scripts_use_process_groups(tmp_path: Path) -> None:
+    (tmp_path / "parts.py").write_text("import torch.distributed as dist\n")
+    for name, text, expected in (
+        ("a.py", "import torch\nfrom torch.distributed import init_process_group\n", True),
+        ("b.py", "import parts\n", True),
+        ("c.py", "from accelerate import Accelerator\n", True),
+        ("d.py", "import torch.distributed\nimport meshtrain as mt\n", False),
+        ("e.py", "import torch\n", False),
+    ):
+        (tmp_path / name).write_text(text)
+        assert uses_process_groups(scan(tmp_path).manifest, tmp_path, name) is expected, name
+
+
+def test_a_killed_daemon_is_named_to_all_others(tmp_path: Path) -> None:
+    """The last of its mesh."""
+    with LocalMesh(conformance.NAMES, print) as mesh:
+        job, _ = start(mesh, tmp_path)
+        mesh.daemons[2].process.kill()
+        mesh.daemons[2].process.wait(10.0)
+        ended = jobs.ended(mesh.daemons[0], job)
+        assert ended.state == "failed"
+        assert "rank 2 (cleo) is gone: the connection broke" in (ended.error or "")
+        for rank in range(2):
+            told = next(line for line in log(mesh, job, rank).splitlines() if line.startswith("after"))
+            assert "rank 2 (cleo)" in told
+            assert float(told.split()[1]) < 1.0
