@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from meshtrain.torch_backend.operation import Operation
-from meshtrain.torch_backend.reductions import Reduction
+from meshtrain.torch_backend.reductions import TensorReduction
 from meshtrain.torch_backend.relay import Transfer
 
 DIRECT_BYTES_MAX = 64 * 1024  # that one rank sends in all, if it sends everything to everybody
@@ -29,7 +29,7 @@ def _direct(op: Operation, tensor: torch.Tensor) -> bool:
     return size_bytes(tensor) * (op.size - 1) <= DIRECT_BYTES_MAX
 
 
-def all_reduce(op: Operation, tensor: torch.Tensor, reduction: Reduction) -> None:
+def all_reduce(op: Operation, tensor: torch.Tensor, reduction: TensorReduction) -> None:
     """Makes `tensor`, 1-D, the reduction over all ranks, in place."""
     if op.size > 1 and _direct(op, tensor):
         parts = [tensor if peer == op.rank else torch.empty_like(tensor) for peer in range(op.size)]
@@ -54,14 +54,14 @@ def all_reduce(op: Operation, tensor: torch.Tensor, reduction: Reduction) -> Non
     reduction.finish(tensor, op.size)
 
 
-def _combine_in_order(tensor: torch.Tensor, parts: Tensors, reduction: Reduction) -> None:
+def _combine_in_order(tensor: torch.Tensor, parts: Tensors, reduction: TensorReduction) -> None:
     total = parts[0].clone()
     for part in parts[1:]:
         reduction.combine(total, part)
     tensor.copy_(total)
 
 
-def reduce_scatter(op: Operation, parts: Tensors, reduction: Reduction) -> torch.Tensor:
+def reduce_scatter(op: Operation, parts: Tensors, reduction: TensorReduction) -> torch.Tensor:
     """This rank's part of the reduction; `parts`, one for each rank, are written over."""
     segments = list(parts)
     if op.size > 1:
@@ -89,7 +89,7 @@ def _partial_places(op: Operation, segments: Tensors) -> list[Partial]:
     return places
 
 
-def _reduce_around(op: Operation, segments: Tensors, partial: Sequence[Partial], reduction: Reduction) -> None:
+def _reduce_around(op: Operation, segments: Tensors, partial: Sequence[Partial], reduction: TensorReduction) -> None:
     op.send(_right(op), segments[(op.rank - 1) % op.size])
     for index, place, transfer in partial:
         op.wait(transfer)
@@ -98,7 +98,7 @@ def _reduce_around(op: Operation, segments: Tensors, partial: Sequence[Partial],
             op.send(_right(op), segments[index])
 
 
-def reduce(op: Operation, tensor: torch.Tensor, root: int, reduction: Reduction) -> None:
+def reduce(op: Operation, tensor: torch.Tensor, root: int, reduction: TensorReduction) -> None:
     """Makes `tensor`, 1-D, the reduction over all ranks on `root`; on others it holds something on the way to it."""
     if op.size == 1:
         reduction.finish(tensor, 1)

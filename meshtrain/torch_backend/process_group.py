@@ -15,9 +15,9 @@ import torch.distributed as dist
 
 from meshtrain.torch_backend import collectives, profiled
 from meshtrain.torch_backend.operation import Members, Operation, as_bytes
-from meshtrain.torch_backend.reductions import Reduction
+from meshtrain.torch_backend.reductions import TensorReduction
 from meshtrain.torch_backend.relay import GroupError, Transfer
-from meshtrain.torch_backend.work import GroupWork, Worker
+from meshtrain.torch_backend.work import GroupWork, OperationThreads
 
 BACKEND = "meshtrain"
 Run = Callable[[Operation], None]
@@ -38,7 +38,7 @@ class MeshProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._on_shutdown = on_shutdown
         self._operations = 0
         self._sent: Counter[tuple[int, int]] = Counter()
-        self._worker = Worker(f"meshtrain group {members.name}")
+        self._worker = OperationThreads(f"meshtrain group {members.name}")
         self._group_name = self._group_desc = ""
 
     # What torch asks of every group
@@ -443,10 +443,10 @@ def _tensors(given: Any) -> list[torch.Tensor]:
     return [tensor for part in given for tensor in _tensors(part)]
 
 
-def _reduction(options: Any) -> Reduction:
+def _reduction(options: Any) -> TensorReduction:
     if options is None:
-        return Reduction(dist.ReduceOp.SUM)
-    return Reduction(getattr(options, "reduceOp", options))
+        return TensorReduction(dist.ReduceOp.SUM)
+    return TensorReduction(getattr(options, "reduceOp", options))
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
@@ -480,7 +480,7 @@ def _gather_into(op: Operation, tensor: torch.Tensor, output: torch.Tensor) -> N
     _write_back(output, flat)
 
 
-def _scatter_sum(op: Operation, output: torch.Tensor, tensor: torch.Tensor, reduction: Reduction) -> None:
+def _scatter_sum(op: Operation, output: torch.Tensor, tensor: torch.Tensor, reduction: TensorReduction) -> None:
     parts = list(_flat(tensor).clone().chunk(op.size))
     _write_back(output, collectives.reduce_scatter(op, parts, reduction))
 

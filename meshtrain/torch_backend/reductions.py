@@ -21,7 +21,7 @@ _COMBINES: dict[object, Combine] = {
 }
 
 
-class Reduction:
+class TensorReduction:
     """One of them.
 
     Args:

@@ -49,7 +49,7 @@ class What(IntEnum):
     USED = 6  # of so many eager bytes somebody has wanted to know
 
 
-class Address(NamedTuple):
+class MessageAddress(NamedTuple):
     """One message: between this learner and `rank`."""
 
     rank: int
@@ -117,12 +117,12 @@ class Relay:
         self._arrived = dict.fromkeys(range(len(welcome.members)), 0)  # bytes, not yet given back
         self._used = dict.fromkeys(range(len(welcome.members)), 0)
         self._sending: dict[int, deque[Transfer]] = {rank: deque() for rank in range(len(welcome.members))}
-        self._offered: dict[Address, Transfer] = {}  # sends that wait for READY
-        self._asked_for: set[Address] = set()  # READY came before the send
-        self._receiving: dict[Address, Transfer] = {}
+        self._offered: dict[MessageAddress, Transfer] = {}  # sends that wait for READY
+        self._asked_for: set[MessageAddress] = set()  # READY came before the send
+        self._receiving: dict[MessageAddress, Transfer] = {}
         self._any: dict[int, deque[Transfer]] = {}  # by channel
-        self._early: dict[Address, bytes] = {}  # small messages that nobody has asked for yet
-        self._offers: dict[Address, int] = {}
+        self._early: dict[MessageAddress, bytes] = {}  # small messages that nobody has asked for yet
+        self._offers: dict[MessageAddress, int] = {}
         self._next_in: dict[tuple[int, int], int] = {}  # of point-to-point channels
         self._gone: dict[int, str] = {}
         self._broken: str | None = None
@@ -223,7 +223,7 @@ class Relay:
     def send(self, rank: int, channel: int, index: int, data: memoryview) -> Transfer:
         """Sends a message; `data` must stay unchanged until it has ended."""
         transfer = Transfer(data, rank, channel, index)
-        address = Address(rank, channel, index)
+        address = MessageAddress(rank, channel, index)
         with self._lock:
             if why := self._why_not(rank):
                 self._end(transfer, why)
@@ -316,7 +316,7 @@ class Relay:
             if index is None:
                 index = self._claim(rank, channel)
             transfer.index = index
-            self._bind(transfer, Address(rank, channel, index))
+            self._bind(transfer, MessageAddress(rank, channel, index))
         return transfer
 
     def _claim(self, rank: int, channel: int) -> int:
@@ -324,7 +324,7 @@ class Relay:
         self._next_in[rank, channel] = index + 1
         return index
 
-    def _bind(self, transfer: Transfer, address: Address) -> None:
+    def _bind(self, transfer: Transfer, address: MessageAddress) -> None:
         """The transfer is to get this message."""
         transfer.rank, transfer.index = address.rank, address.number
         early = self._early.pop(address, None)
@@ -358,7 +358,7 @@ class Relay:
         if waiting is not None and not waiting:
             del self._any[channel]
 
-    def _deliver_eager(self, transfer: Transfer, address: Address, data: memoryview) -> None:
+    def _deliver_eager(self, transfer: Transfer, address: MessageAddress, data: memoryview) -> None:
         self._give_back_eager(address.rank, len(data))
         if len(data) != len(transfer.place):
             self._end(transfer, self._wrong_size(address.rank, len(data), len(transfer.place)))
@@ -376,7 +376,7 @@ class Relay:
             if transfer.ended:
                 return
             if transfer.rank is not None:
-                address = Address(transfer.rank, transfer.channel, transfer.index)
+                address = MessageAddress(transfer.rank, transfer.channel, transfer.index)
                 self._receiving.pop(address, None)
                 self._offered.pop(address, None)
             elif transfer.channel in self._any and transfer in self._any[transfer.channel]:
@@ -447,7 +447,7 @@ class Relay:
             self._peer_gone(rank, f"{self.name(rank)} has left the process group: {why}")
             return
         what, index, channel, number = PREFIX.unpack_from(payload)
-        data, address = payload[PREFIX.size :], Address(rank, channel, index)
+        data, address = payload[PREFIX.size :], MessageAddress(rank, channel, index)
         match what:
             case What.DATA:
                 self._give_back_window(rank, len(payload))
@@ -484,7 +484,7 @@ class Relay:
             case _:
                 raise GroupError(f"{self.name(rank)} sent {what}: versions differ")
 
-    def _take_data(self, address: Address, data: memoryview, total: int) -> None:
+    def _take_data(self, address: MessageAddress, data: memoryview, total: int) -> None:
         transfer = self._receiving.get(address)
         if transfer is None:
             return  # it was given up

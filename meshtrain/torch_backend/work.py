@@ -94,7 +94,7 @@ class GroupWork(_Work):  # type: ignore[misc]
     _source_rank = source_rank
 
 
-class Worker:
+class OperationThreads:
     """Runs the operations of one group in order, two at a time, as gloo does.
 
     One alone would leave the link empty between two operations.

@@ -68,7 +68,8 @@ def submission(folder: Path, text: str, /, **options: Any) -> Submit:
     work = folder / "work"
     work.mkdir(exist_ok=True)
     text = textwrap.dedent(text)
-    if "PYTEST_CURRENT_TEST" in os.environ and "torch.distributed" not in text:  # which needs the compiler; what is measured starts as it would for a person
+    # What is measured starts as it would for a person, and torch.distributed needs the compiler.
+    if "PYTEST_CURRENT_TEST" in os.environ and "torch.distributed" not in text:
         text = WITHOUT_COMPILER + text
     (work / "train.py").write_text(text)
     files = folder / "files.manifest"

@@ -10,14 +10,14 @@ import torch.distributed as dist
 
 from meshtrain.torch_backend import collectives
 from meshtrain.torch_backend.operation import Operation
-from meshtrain.torch_backend.reductions import Reduction
+from meshtrain.torch_backend.reductions import TensorReduction
 from meshtrain.torch_backend.relay import GroupError, Relay
 from tests.torch_backend.relays import Router, everywhere, relays
 from tests.torch_backend.specs import SPEC
 
 # Nothing, less than ranks, direct, around the ring at once, and when it is asked for.
 SIZES = (0, 1, 3, 1000, 20_000, 300_001)
-KINDS = dist.ReduceOp.RedOpType
+KINDS: Any = dist.ReduceOp.RedOpType
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3, 5])
@@ -43,7 +43,7 @@ def values(rank: int, size: int, dtype: torch.dtype = torch.float32) -> torch.Te
 def test_all_reduce_leaves_equal_bits_everywhere(world: list[Relay], size: int) -> None:
     def on(rank: int, op: Operation) -> torch.Tensor:
         tensor = values(rank, size)
-        collectives.all_reduce(op, tensor, Reduction(KINDS.SUM))
+        collectives.all_reduce(op, tensor, TensorReduction(KINDS.SUM))
         return tensor
 
     results = run(world, on)
@@ -69,7 +69,7 @@ def test_all_reduce_leaves_equal_bits_everywhere(world: list[Relay], size: int) 
 def test_every_reduction(world: list[Relay], size: int, kind: Any, dtype: torch.dtype, reference: Any) -> None:
     def on(rank: int, op: Operation) -> torch.Tensor:
         tensor = values(rank, size, dtype)
-        collectives.all_reduce(op, tensor, Reduction(kind))
+        collectives.all_reduce(op, tensor, TensorReduction(kind))
         return tensor
 
     expected = reference(torch.stack([values(rank, size, dtype) for rank in range(len(world))])).to(dtype)
@@ -127,18 +127,19 @@ def test_reductions_to_one_and_to_parts(world: list[Relay], size: int) -> None:
 
         def to_root(rank: int, op: Operation, root: int = root) -> torch.Tensor:
             tensor = values(rank, size, torch.int64)
-            collectives.reduce(op, tensor, root, Reduction(KINDS.SUM))
+            collectives.reduce(op, tensor, root, TensorReduction(KINDS.SUM))
             return tensor
 
-        total = sum(values(rank, size, torch.int64) for rank in range(count))
+        total = torch.stack([values(rank, size, torch.int64) for rank in range(count)]).sum(0)
         assert torch.equal(run(world, to_root)[root], total)
 
     def parts(rank: int, op: Operation) -> torch.Tensor:  # of different sizes
         mine = [values(10 * rank + part, size + part, torch.int64) for part in range(count)]
-        return collectives.reduce_scatter(op, mine, Reduction(KINDS.SUM))
+        return collectives.reduce_scatter(op, mine, TensorReduction(KINDS.SUM))
 
     for part, result in enumerate(run(world, parts)):
-        assert torch.equal(result, sum(values(10 * rank + part, size + part, torch.int64) for rank in range(count)))
+        given = [values(10 * rank + part, size + part, torch.int64) for rank in range(count)]
+        assert torch.equal(result, torch.stack(given).sum(0))
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -197,7 +198,7 @@ def test_who_does_not_come_is_named_at_the_deadline(size: int) -> None:
 
         def on(rank: int, op: Operation) -> None:
             if not rank:
-                collectives.all_reduce(op, torch.zeros(size), Reduction(KINDS.SUM))
+                collectives.all_reduce(op, torch.zeros(size), TensorReduction(KINDS.SUM))
 
         with pytest.raises(GroupError, match=r"Timed out after 0.5 s, waiting for rank 1 \(n1\)"):
             everywhere(world, on, timeout_s=0.5)
