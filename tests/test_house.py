@@ -110,7 +110,7 @@ def test_imports_point_one_way() -> None:
 
 
 def test_torch_stays_with_the_training_modules() -> None:
-    """The daemon never imports torch; of meshtrain only `train`, the backend of torch.distributed and the examples do."""
+    """The daemon never imports torch; of meshtrain `train`, the torch backend and the examples do."""
     assert not importers("meshtraind", {"torch", "safetensors"})
     elsewhere = importers("meshtrain", {"torch", "safetensors"}, for_types_too=False)
     rooms = ("meshtrain/train/", "meshtrain/torch_backend/", "meshtrain/examples/")

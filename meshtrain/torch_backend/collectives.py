@@ -11,13 +11,13 @@ import torch
 
 from meshtrain.torch_backend.operation import Operation
 from meshtrain.torch_backend.reductions import TensorReduction
-from meshtrain.torch_backend.relay import Transfer
+from meshtrain.torch_backend.relay import MessageTransfer
 
 DIRECT_BYTES_MAX = 64 * 1024  # that one rank sends in all, if it sends everything to everybody
 CHAIN_BYTES = 1024 * 1024  # of a broadcast along a chain, that are passed on at once
 
 Tensors = Sequence[torch.Tensor]
-Partial = tuple[int, torch.Tensor, Transfer]  # which segment, where its sum so far comes, and its coming
+Partial = tuple[int, torch.Tensor, MessageTransfer]  # which segment, where its sum so far comes, and its coming
 
 
 def size_bytes(tensor: torch.Tensor) -> int:

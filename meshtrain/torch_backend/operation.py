@@ -7,7 +7,7 @@ from hashlib import blake2b
 
 import torch
 
-from meshtrain.torch_backend.relay import Relay, Transfer
+from meshtrain.torch_backend.relay import MessageTransfer, Relay
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class Operation:
         self._timeout_s = timeout_s
         self._sent: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
-        self._open: list[Transfer] = []
+        self._open: list[MessageTransfer] = []
 
-    def send(self, peer: int, tensor: torch.Tensor) -> Transfer:
+    def send(self, peer: int, tensor: torch.Tensor) -> MessageTransfer:
         """Sends the values of a contiguous tensor, which stay unchanged until the transfer has ended."""
         rank = self.members.ranks[peer]
         transfer = self.members.relay.send(rank, self._channel, self._sent[peer], as_bytes(tensor))
@@ -63,7 +63,7 @@ class Operation:
         self._open.append(transfer)
         return transfer
 
-    def receive(self, peer: int, tensor: torch.Tensor) -> Transfer:
+    def receive(self, peer: int, tensor: torch.Tensor) -> MessageTransfer:
         """Receives values into a contiguous tensor."""
         rank = self.members.ranks[peer]
         transfer = self.members.relay.receive(rank, self._channel, self._received[peer], as_bytes(tensor))
@@ -71,7 +71,7 @@ class Operation:
         self._open.append(transfer)
         return transfer
 
-    def wait(self, transfer: Transfer) -> None:
+    def wait(self, transfer: MessageTransfer) -> None:
         """Raises GroupError, which names the other end."""
         assert transfer.rank is not None
         peer = self.members.relay.name(transfer.rank)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from meshtrain.torch_backend import collectives, profiled
 from meshtrain.torch_backend.operation import Members, Operation, as_bytes
 from meshtrain.torch_backend.reductions import TensorReduction
-from meshtrain.torch_backend.relay import GroupError, Transfer
+from meshtrain.torch_backend.relay import GroupError, MessageTransfer
 from meshtrain.torch_backend.work import GroupWork, OperationThreads
 
 BACKEND = "meshtrain"
@@ -379,7 +379,9 @@ class MeshProcessGroup(_ProcessGroup):  # type: ignore[misc]
         profiled.mark_transfer(mark, tensor, transfer, self._timeout.total_seconds())
         return self._of_transfer(transfer, what, [tensor], flat)
 
-    def _of_transfer(self, transfer: Transfer, what: str, tensors: list[torch.Tensor], flat: torch.Tensor) -> GroupWork:
+    def _of_transfer(
+        self, transfer: MessageTransfer, what: str, tensors: list[torch.Tensor], flat: torch.Tensor
+    ) -> GroupWork:
         return TransferWork(transfer, self._members, self._timeout.total_seconds(), tensors, flat, what)
 
 
@@ -388,7 +390,7 @@ class TransferWork(GroupWork):
 
     def __init__(
         self,
-        transfer: Transfer,
+        transfer: MessageTransfer,
         members: Members,
         timeout_s: float,
         tensors: list[torch.Tensor],

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from meshtrain.torch_backend.relay import GroupError, Transfer
+from meshtrain.torch_backend.relay import GroupError, MessageTransfer
 
 End = Callable[[], None]
 _autograd: Any = torch.autograd  # whose stubs leave these out
@@ -27,7 +27,7 @@ def begin(what: str, tensors: Sequence[torch.Tensor]) -> End:
     return lambda: _autograd._record_function_with_args_exit(handle)
 
 
-def mark_transfer(what: str, tensor: torch.Tensor, transfer: Transfer, timeout_s: float) -> None:
+def mark_transfer(what: str, tensor: torch.Tensor, transfer: MessageTransfer, timeout_s: float) -> None:
     """Marks a send or a receive, if a profiler runs; a thread of its own sees it end."""
     end = begin(what, [tensor])
     if end is _nothing:

@@ -58,7 +58,7 @@ class MessageAddress(NamedTuple):
 
 
 @dataclass(eq=False)
-class Transfer:
+class MessageTransfer:
     """One message that is sent or received.
 
     Attributes:
@@ -116,11 +116,11 @@ class Relay:
         self._eager = dict.fromkeys(range(len(welcome.members)), limits.EAGER_BYTES_MAX)
         self._arrived = dict.fromkeys(range(len(welcome.members)), 0)  # bytes, not yet given back
         self._used = dict.fromkeys(range(len(welcome.members)), 0)
-        self._sending: dict[int, deque[Transfer]] = {rank: deque() for rank in range(len(welcome.members))}
-        self._offered: dict[MessageAddress, Transfer] = {}  # sends that wait for READY
+        self._sending: dict[int, deque[MessageTransfer]] = {rank: deque() for rank in range(len(welcome.members))}
+        self._offered: dict[MessageAddress, MessageTransfer] = {}  # sends that wait for READY
         self._asked_for: set[MessageAddress] = set()  # READY came before the send
-        self._receiving: dict[MessageAddress, Transfer] = {}
-        self._any: dict[int, deque[Transfer]] = {}  # by channel
+        self._receiving: dict[MessageAddress, MessageTransfer] = {}
+        self._any: dict[int, deque[MessageTransfer]] = {}  # by channel
         self._early: dict[MessageAddress, bytes] = {}  # small messages that nobody has asked for yet
         self._offers: dict[MessageAddress, int] = {}
         self._next_in: dict[tuple[int, int], int] = {}  # of point-to-point channels
@@ -220,9 +220,9 @@ class Relay:
 
     # Sending
 
-    def send(self, rank: int, channel: int, index: int, data: memoryview) -> Transfer:
+    def send(self, rank: int, channel: int, index: int, data: memoryview) -> MessageTransfer:
         """Sends a message; `data` must stay unchanged until it has ended."""
-        transfer = Transfer(data, rank, channel, index)
+        transfer = MessageTransfer(data, rank, channel, index)
         address = MessageAddress(rank, channel, index)
         with self._lock:
             if why := self._why_not(rank):
@@ -243,7 +243,7 @@ class Relay:
                 self._frame(rank, What.OFFER, index, channel, size)
         return transfer
 
-    def _queue(self, transfer: Transfer) -> None:
+    def _queue(self, transfer: MessageTransfer) -> None:
         assert transfer.rank is not None
         self._sending[transfer.rank].append(transfer)
         self._pump(transfer.rank)
@@ -297,7 +297,7 @@ class Relay:
 
     # Receiving
 
-    def receive(self, rank: int | None, channel: int, index: int | None, place: memoryview) -> Transfer:
+    def receive(self, rank: int | None, channel: int, index: int | None, place: memoryview) -> MessageTransfer:
         """Receives a message into `place`, of exactly its size.
 
         Args:
@@ -305,7 +305,7 @@ class Relay:
             index: None: the next one of this channel.
         """
         with self._lock:
-            transfer = Transfer(place, rank, channel, -1 if index is None else index)
+            transfer = MessageTransfer(place, rank, channel, -1 if index is None else index)
             if rank is None:
                 if self._broken is not None:
                     self._end(transfer, self._broken)
@@ -324,7 +324,7 @@ class Relay:
         self._next_in[rank, channel] = index + 1
         return index
 
-    def _bind(self, transfer: Transfer, address: MessageAddress) -> None:
+    def _bind(self, transfer: MessageTransfer, address: MessageAddress) -> None:
         """The transfer is to get this message."""
         transfer.rank, transfer.index = address.rank, address.number
         early = self._early.pop(address, None)
@@ -358,7 +358,7 @@ class Relay:
         if waiting is not None and not waiting:
             del self._any[channel]
 
-    def _deliver_eager(self, transfer: Transfer, address: MessageAddress, data: memoryview) -> None:
+    def _deliver_eager(self, transfer: MessageTransfer, address: MessageAddress, data: memoryview) -> None:
         self._give_back_eager(address.rank, len(data))
         if len(data) != len(transfer.place):
             self._end(transfer, self._wrong_size(address.rank, len(data), len(transfer.place)))
@@ -370,7 +370,7 @@ class Relay:
     def _wrong_size(self, rank: int, sent: int, expected: int) -> str:
         return f"{self.name(rank)} sent {sent} bytes where {expected} were expected: are shapes and types equal?"
 
-    def cancel(self, transfer: Transfer) -> None:
+    def cancel(self, transfer: MessageTransfer) -> None:
         """Nobody waits for this one any more."""
         with self._lock:
             if transfer.ended:
@@ -515,7 +515,7 @@ class Relay:
     def _why_not(self, rank: int) -> str | None:
         return self._broken or self._gone.get(rank)
 
-    def _end(self, transfer: Transfer, error: str | None = None) -> None:
+    def _end(self, transfer: MessageTransfer, error: str | None = None) -> None:
         if transfer.ended:
             return
         transfer.ended = True

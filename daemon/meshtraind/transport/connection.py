@@ -164,7 +164,7 @@ class Connection(asyncio.BufferedProtocol):
         assert header.payload_bytes == (0 if payload is None else len(payload))
         if self._transport is None or self.closing:
             return
-        if payload and self.device is not None and (packed := self.lossless.packed(payload)) is not None:
+        if payload and self.attached is None and (packed := self.lossless.packed(payload)) is not None:
             header, payload = replace(header, packed_bytes=len(packed)), packed
         # Not writelines, which copies on asyncio before Python 3.12 and ignores the high-water mark in some later ones.
         self._transport.write(header.encode())

@@ -35,8 +35,9 @@ headers = st.builds(
 
 
 def control(header: Header) -> Header:
-    """Its mark is another one."""
-    return replace(header, flags=Flags.MORE if header.flags else Flags.NONE)
+    """Its mark is another one; relayed frames have none."""
+    marked = header.flags and header.kind is Kind.CONTROL
+    return replace(header, flags=Flags.MORE if marked else Flags.NONE)
 
 
 GOLDEN = {
