@@ -79,6 +79,10 @@ class MeshProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def shutdown(self) -> None:
         """The group is destroyed: what is pending ends by an error."""
         self._on_shutdown()
+        self.end_threads()
+
+    def end_threads(self) -> None:
+        """What is put from now on fails at once."""
         self._worker.close()
 
     def abort(self) -> None:

@@ -79,29 +79,32 @@ class World:
         self.ranks = ranks
         return ranks
 
+    def leave(self) -> None:
+        """Another world begins: one of before has ended, whether torch has said so or not."""
+        if self.ranks is not None:
+            self.close()
+
     def close(self) -> None:
-        """The default group was destroyed."""
+        """The default group was destroyed, and all others with it; or the process ends."""
         relay, self._relay, self._store, self.ranks = self._relay, None, None, None
         if relay is not None:
             relay.close()
-
-    def end(self) -> None:
-        """The process ends, with groups that nobody has destroyed."""
-        self.close()
         for group in tuple(self.groups):
-            group.shutdown()
+            group.end_threads()
 
 
 WORLD = World()
-atexit.register(WORLD.end)
+atexit.register(WORLD.close)
 
 
 def make_group(options: Any, _backend_options: Any) -> MeshProcessGroup:
     """What torch calls for `init_process_group` and `new_group`."""
-    if WORLD.ranks is None:
+    if not options.global_ranks_in_group:  # the default group
+        WORLD.leave()
         ranks = WORLD.enter(options.store, options.group_rank, options.group_size)
         on_shutdown = WORLD.close
     else:
+        assert WORLD.ranks is not None
         ranks = tuple(WORLD.ranks[each] for each in options.global_ranks_in_group)
         on_shutdown = _nothing
     members = Members(WORLD.relay(), options.group_id, ranks, options.group_rank)
@@ -122,5 +125,6 @@ def register() -> None:
 
 def rendezvous(_url: str, **_options: Any) -> Any:
     """Takes the place of torch's `env://`: the store lies in the daemons, ranks are those of the job."""
+    WORLD.leave()
     relay = WORLD.relay()
     yield WORLD.store(), relay.welcome.rank, len(relay.welcome.members)

@@ -30,9 +30,10 @@ from meshwire.messages.link import Refuse
 from meshwire.messages.local import Attach
 
 ATTACH_TIMEOUT_S = 10.0
-CLOSE_TIMEOUT_S = 2.0  # for its reader to see that it has ended
+CLOSE_TIMEOUT_S = 2.0  # for the daemon to close its end
 ANSWER_GRACE_S = 20.0  # for the way of a store's answer, beyond what it may take itself
 PREFIX = struct.Struct("<B3xIQQ")  # what it is, index | channel | bytes in all, or credited
+UNASKED_MAX = 65_536  # messages of all ranks that nobody here has asked for, offers and places among them
 DATA_BYTES = limits.CHUNK_BYTES - PREFIX.size  # of a message, in one frame
 WINDOW_CREDIT_BYTES = limits.RELAY_WINDOW_BYTES // 4  # are given back together
 EAGER_CREDIT_BYTES = limits.EAGER_BYTES_MAX // 4
@@ -116,6 +117,7 @@ class Relay:
         self._eager = dict.fromkeys(range(len(welcome.members)), limits.EAGER_BYTES_MAX)
         self._arrived = dict.fromkeys(range(len(welcome.members)), 0)  # bytes, not yet given back
         self._used = dict.fromkeys(range(len(welcome.members)), 0)
+        self._unasked = dict.fromkeys(range(len(welcome.members)), 0)  # bytes of small messages
         self._sending: dict[int, deque[MessageTransfer]] = {rank: deque() for rank in range(len(welcome.members))}
         self._offered: dict[MessageAddress, MessageTransfer] = {}  # sends that wait for READY
         self._asked_for: set[MessageAddress] = set()  # READY came before the send
@@ -183,12 +185,11 @@ class Relay:
         with self._lock:
             self._break("the process group was destroyed")
         try:
-            self._stream.shutdown(socket.SHUT_RDWR)
+            self._stream.shutdown(socket.SHUT_WR)
         except OSError:
             return  # the daemon was faster
         finally:
-            if threading.current_thread() is not self._reader:
-                self._reader.join(CLOSE_TIMEOUT_S)
+            self._reader.join(CLOSE_TIMEOUT_S)  # until the daemon has closed too, so that the next one finds it free
             self._stream.close()
 
     def name(self, rank: int) -> str:
@@ -329,6 +330,7 @@ class Relay:
         transfer.rank, transfer.index = address.rank, address.number
         early = self._early.pop(address, None)
         if early is not None:
+            self._unasked[address.rank] -= len(early)
             self._deliver_eager(transfer, address, memoryview(early))
             return
         if why := self._why_not(address.rank):
@@ -392,10 +394,12 @@ class Relay:
                 event = self._parser.received(count)
                 while event is not None:
                     event = self._event(event)
-        except (OSError, ValueError) as error:
+        except OSError as error:
             why = f"the connection to the daemon broke: {error}"
         except GroupError as error:
             why = str(error)
+        except Exception as error:  # a bug here, or of the other end: nobody shall wait for what is not read any more
+            why = f"what came cannot be taken: {type(error).__name__}: {error}"
         with self._lock:
             self._break(why)
 
@@ -439,6 +443,7 @@ class Relay:
         rank = header.contributors.bit_length() - 1
         if not self._instance:
             self._held.append((header, bytes(payload)))
+            self._check_unasked(rank, len(self._held))
             return
         if header.round != self._instance:
             return
@@ -459,11 +464,14 @@ class Relay:
                     self._deliver_eager(transfer, address, data)
                 else:
                     self._early[address] = bytes(data)
+                    self._unasked[rank] += len(data)
+                    self._check_unasked(rank, len(self._early))
                     self._match_any(channel)
             case What.OFFER:
                 transfer = self._receiving.get(address)
                 if transfer is None:
                     self._offers[address] = number
+                    self._check_unasked(rank, len(self._offers))
                     self._match_any(channel)
                 elif number != len(transfer.place):
                     del self._receiving[address]
@@ -476,6 +484,7 @@ class Relay:
                     self._queue(waiting)
                 else:
                     self._asked_for.add(address)
+                    self._check_unasked(rank, len(self._asked_for))
             case What.WINDOW:
                 self._window[rank] += number
                 self._pump(rank)
@@ -483,6 +492,11 @@ class Relay:
                 self._eager[rank] += number
             case _:
                 raise GroupError(f"{self.name(rank)} sent {what}: versions differ")
+
+    def _check_unasked(self, rank: int, count: int) -> None:
+        """P2 bounds what an honest rank sends before it is asked; others must not fill this process."""
+        if count > UNASKED_MAX or self._unasked[rank] > limits.EAGER_BYTES_MAX:
+            raise GroupError(f"{self.name(rank)} sends more than anybody has asked for")
 
     def _take_data(self, address: MessageAddress, data: memoryview, total: int) -> None:
         transfer = self._receiving.get(address)

@@ -107,9 +107,13 @@ class OperationThreads:
         self._waiting: list[Callable[[], None] | None] = []
         self._changed = threading.Condition()
         self._threads: list[threading.Thread] = []
+        self._closed = False
 
     def put(self, run: Callable[[], None]) -> None:
-        """Runs it behind all that were put before."""
+        """Runs it behind all that were put before; once closed at once, for it will fail."""
+        if self._closed:
+            run()
+            return
         with self._changed:
             if not self._threads:
                 for _ in range(self.THREADS):
@@ -122,6 +126,7 @@ class OperationThreads:
     def close(self) -> None:
         """Ends once nothing is left. A thread that Python finds in torch when it ends would take the process down."""
         with self._changed:
+            self._closed = True
             self._waiting.extend([None] * len(self._threads))
             self._changed.notify_all()
         for thread in self._threads:

@@ -171,6 +171,33 @@ def test_a_killed_rank_is_named_to_all_others(mesh: LocalMesh, tmp_path: Path) -
     assert time.monotonic() - killed_s < 5.0, "scripts that end by themselves are not waited for"
 
 
+AGAIN = """
+import torch
+import torch.distributed as dist
+for life in range(3):
+    dist.init_process_group("gloo")
+    pairs = [dist.new_group([0, 1]), dist.new_group([1, 2])]
+    total = torch.ones(70_000) * (dist.get_rank() + life)
+    dist.all_reduce(total)
+    assert total.eq(3 + 3 * life).all()
+    if dist.get_rank() < 2:
+        dist.all_reduce(total, group=pairs[0])
+        assert total.eq(6 + 6 * life).all()
+    try:
+        dist.all_reduce(total.to("meta"))
+    except ValueError as error:
+        assert "the meshtrain backend exchanges CPU tensors, not meta" in str(error), error
+    dist.destroy_process_group()
+print("all lives", flush=True)
+"""
+
+
+def test_a_world_can_be_made_again(mesh: LocalMesh, tmp_path: Path) -> None:
+    ended = jobs.run(mesh.daemons[0], tmp_path, AGAIN)
+    assert ended.state == "succeeded", ended.error
+    assert all("all lives" in log(mesh, ended.job, rank) for rank in range(3))
+
+
 def test_settings_of_rounds_are_refused(mesh: LocalMesh, tmp_path: Path) -> None:
     ended = jobs.run(mesh.daemons[0], tmp_path, DDP, codec="int8")
     assert ended.state == "failed"
