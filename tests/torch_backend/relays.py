@@ -36,6 +36,7 @@ class Router:
         with contextlib.suppress(OSError):
             while (data := self._queues[rank].get()) is not None:
                 self.others[rank].sendall(data)
+            self.others[rank].shutdown(socket.SHUT_RDWR)
 
     def _route(self, rank: int) -> None:
         parser, place, instance = FrameParser(), memoryview(b""), 0
@@ -56,6 +57,7 @@ class Router:
         for other in range(len(self.ends)):
             if other != rank and instance:
                 self._pass(rank, other, instance, b"its script has ended", GROUP_ENDS)
+        self._queues[rank].put(None)
 
     def _pass(self, rank: int, to: int, instance: int, payload: bytes, step: int = 0) -> None:
         header = Header(Kind.RELAYED, len(payload), job=1, round=instance, step=step, contributors=1 << rank)
