@@ -74,8 +74,8 @@ def test_a_script_without_prepare_has_not_succeeded(mesh: LocalMesh, tmp_path: P
         "job JOB failed",
         "job JOB (test) failed after T",
         "error: nothing was exchanged: each device has trained by itself. Call mt.prepare(model, optimizer, loader), "
-        "of `import meshtrain as mt`, before the training loop, or make a process group of torch.distributed; if each is "
-        "meant to train by itself, meshtrain submit --independent",
+        "of `import meshtrain as mt`, before the training loop, or make a process group of torch.distributed; if each "
+        "is meant to train by itself, meshtrain submit --independent",
     ]
     assert jobs.run(mesh.daemons[0], tmp_path, script, independent=True).state == "succeeded"
 
