@@ -13,7 +13,6 @@ from meshtrain.torch_backend.process_group import BACKEND, MeshProcessGroup
 from meshtrain.torch_backend.relay import Relay
 from meshtrain.torch_backend.store import DaemonStore
 from meshtrain.train.link.environment import environment_of_job
-from meshwire.sync_modes.mode import SyncSettings
 
 
 class World:
@@ -52,7 +51,7 @@ class World:
     def _check(self, relay: Relay) -> None:
         """Settings of rounds would be promises that a process group does not keep."""
         spec = relay.welcome.spec
-        if spec.codec != "fp32" or spec.sync != SyncSettings() or spec.masks is not None:
+        if spec.codec != "fp32" or spec.sync.text() != "bsp" or spec.masks is not None:
             self.close()
             raise UsageError(
                 "this script uses torch.distributed, whose collectives are exact: submit it without --codec, --sync "

@@ -1,29 +1,43 @@
 """The environment variables of a learner: what the owner asked for, what meshtrain needs, and torchrun's.
 
-Of torchrun's (RANK, WORLD_SIZE, MASTER_ADDR, ...) scripts and libraries know that they are one of several. A script
-whose devices train each by itself gets none: it would open process groups, and there are none for it.
+Of torchrun's (RANK, WORLD_SIZE, MASTER_ADDR, ...) scripts and libraries know that they are one of several. Who finds
+them opens a process group: so a script gets none whose devices train each by itself, and none that calls mt.prepare.
 """
 
 import os
+import re
+from pathlib import Path
 
 from meshwire.memory_layout.shared_slots import JOB_VARIABLE
 from meshwire.messages.job import JobSpec
 
+_PREPARE = re.compile(r"\b(mt|meshtrain)\.prepare\b|from meshtrain import [^\n]*\bprepare\b")
 
-def learner_environment(spec: JobSpec, *, rank: int, members: int, threads: int) -> dict[str, str]:
+
+def learner_environment(spec: JobSpec, *, rank: int, members: int, prepares: bool, threads: int) -> dict[str, str]:
     """The learner's environment variables, but for those of the endpoint and the shared memory.
 
     Args:
         rank, members: of the job.
+        prepares: the script calls mt.prepare.
         threads: how many the learner may use (M3).
     """
     return {
-        **({} if spec.independent else _torchrun(spec, rank, members)),
+        **({} if spec.independent or prepares else _torchrun(spec, rank, members)),
         "OMP_NUM_THREADS": str(threads),  # torch's own, too, unless the script or its owner say otherwise
         **dict(spec.env),
         "PYTHONUNBUFFERED": "1",
         JOB_VARIABLE: spec.job,
     }
+
+
+def calls_prepare(script: Path) -> bool:
+    """Whether a script's text calls mt.prepare. One that does so in another of its files has torchrun's variables, of
+    which libraries alone take notice: Lightning, Accelerate."""
+    try:
+        return _PREPARE.search(script.read_text(encoding="utf-8", errors="replace")) is not None
+    except OSError:
+        return False  # whoever runs it says so
 
 
 def _torchrun(spec: JobSpec, rank: int, members: int) -> dict[str, str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from meshtraind.environments.environments import python_of
-from meshtraind.learner.environment import learner_environment
+from meshtraind.learner.environment import calls_prepare, learner_environment
 from meshtraind.learner.process import LearnerProcess
 from meshtraind.learner.script_error import ScriptError
 from meshtraind.learner.shared_memory import SharedMemory
@@ -127,7 +127,11 @@ class LearnerSupervisor:
             self.given_up = False
             python = python_of(self._node.data_dir, job.spec.requirements)
             self._learner = LearnerProcess(job.folder / SOURCE, job.spec, log, memory, python)
-            environment = learner_environment(job.spec, rank=job.rank, members=len(job.members), threads=self._threads)
+            prepares = await asyncio.to_thread(calls_prepare, job.folder / SOURCE / job.spec.script)
+            members, threads = len(job.members), self._threads
+            environment = learner_environment(
+                job.spec, rank=job.rank, members=members, prepares=prepares, threads=threads
+            )
             self._revoke()
             self._token = self._node.entrance.learners.issue(job.spec.job)
             endpoint = {ENDPOINT_VARIABLE: self._node.entrance.address, TOKEN_VARIABLE: self._token}

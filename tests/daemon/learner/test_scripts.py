@@ -13,7 +13,7 @@ import pytest
 
 from meshtrain.cli.ui.log_pieces import ScriptErrors
 from meshtraind.learner import process as learner
-from meshtraind.learner.environment import learner_environment
+from meshtraind.learner.environment import calls_prepare, learner_environment
 from meshtraind.learner.process import INHERITED, LearnerProcess
 from meshtraind.learner.script_error import CHARS_MAX, ScriptError, explain_end
 from meshtraind.learner.supervisor import RESTARTS_MAX, Ending, LearnerSupervisor, pause_s
@@ -286,24 +286,39 @@ def test_whoever_follows_sees_the_log_without_the_errors_that_end_scripts() -> N
 # What they find in the environment
 
 
-def test_only_scripts_of_one_job_find_torchruns_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scripts_find_torchruns_variables_where_they_are_of_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of this job, also where the daemon itself was started with others. What their owner asks for they get."""
     torchruns = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR")
     for name in (*torchruns, "MASTER_PORT", "TORCHELASTIC_RUN_ID", "ACCELERATE_USE_CPU", "PMI_RANK"):
         monkeypatch.setenv(name, "1")
     inherited = {**{name: os.environ[name] for name in INHERITED if name in os.environ}}
-    spec = SimpleNamespace(job="1kx3000000aa", env=(("EPOCHS", "3"),), independent=True)
-    found = inherited | learner_environment(cast(Any, spec), rank=2, members=3, threads=2)
-    assert not [name for name in found if "RANK" in name or "WORLD" in name or name.startswith(("MASTER", "TORCHEL"))]
-    assert found["EPOCHS"] == "3"
+    for independent, prepares in ((True, False), (False, True)):
+        spec = SimpleNamespace(job="1kx3000000aa", env=(("EPOCHS", "3"),), independent=independent)
+        found = inherited | learner_environment(cast(Any, spec), rank=2, members=3, prepares=prepares, threads=2)
+        ranks = [name for name in found if "RANK" in name or "WORLD" in name]
+        assert not [*ranks, *(name for name in found if name.startswith(("MASTER", "TORCHEL", "ACCELERATE")))]
+        assert found["EPOCHS"] == "3"
     spec = SimpleNamespace(job="1kx3000000aa", env=(("LOCAL_RANK", "7"),), independent=False)
-    found = inherited | learner_environment(cast(Any, spec), rank=2, members=3, threads=2)
+    found = inherited | learner_environment(cast(Any, spec), rank=2, members=3, prepares=False, threads=2)
     assert {name: found[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID")} == {
         "RANK": "2",
         "WORLD_SIZE": "3",
         "LOCAL_RANK": "7",
         "TORCHELASTIC_RUN_ID": "1kx3000000aa",
     }
+
+
+def test_who_calls_prepare_is_seen_in_the_text(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    for text, expected in (
+        ("import meshtrain as mt\nmodel, opt = mt.prepare(model, opt)\n", True),
+        ("from meshtrain import log, prepare\n", True),
+        ("import meshtrain as mt\nmt.log(loss=1)\naccelerator.prepare(model)\n", False),
+        ("\xff", False),
+    ):
+        script.write_text(text, encoding="latin-1")
+        assert calls_prepare(script) is expected
+    assert not calls_prepare(tmp_path / "none.py")
 
 
 # Whether they are started again
