@@ -57,7 +57,7 @@ class Client:
 
         Raises OSError (nobody listens there), RequestError (refused), ConnectionLost.
         """
-        client = cls(open_endpoint(endpoint, timeout_s))
+        client = cls(_open(endpoint, timeout_s))
         try:
             return client, client.request(attach, timeout_s=timeout_s, name="attach")
         except BaseException:
@@ -140,6 +140,11 @@ class Client:
         finally:
             self._stream.close()
 
+    def release(self) -> tuple[socket.socket, FrameParser]:
+        """Gives the connection away, between two messages: to whoever reads frames that are none of a client's."""
+        self._stream.setblocking(True)
+        return self._stream, self._parser
+
     def _send(self, *envelopes: Envelope) -> None:
         left = memoryview(b"".join(control_frames(encode(envelope)) for envelope in envelopes))
         deadline_s = time.monotonic() + SEND_TIMEOUT_S
@@ -216,8 +221,7 @@ def _running(data_dir: Path) -> tuple[str, str]:
         raise DaemonNotRunning(f"{path} cannot be read: {error}") from error
 
 
-def open_endpoint(endpoint: str, timeout_s: float) -> socket.socket:
-    """A stream to `unix:PATH` or `tcp:HOST:PORT`. Raises OSError."""
+def _open(endpoint: str, timeout_s: float) -> socket.socket:
     kind, _, where = endpoint.partition(":")
     if kind == "unix":
         stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

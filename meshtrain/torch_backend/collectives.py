@@ -21,7 +21,7 @@ Partial = tuple[int, torch.Tensor, MessageTransfer]  # which segment, where its 
 
 
 def size_bytes(tensor: torch.Tensor) -> int:
-    """Of its values."""
+    """How many bytes a tensor's values take."""
     return tensor.numel() * tensor.element_size()
 
 
@@ -40,16 +40,9 @@ def all_reduce(op: Operation, tensor: torch.Tensor, reduction: TensorReduction) 
         # All places first: what is large is sent when its place is there. A segment comes back complete only after it
         # was sent from here, so that the two directions share their memory.
         partial = _partial_places(op, segments)
-        complete = {
-            index: op.receive(_left(op), segments[index])
-            for index in ((op.rank - step - 1) % op.size for step in range(op.size - 1))
-        }
+        complete = _complete_places(op, segments)
         _reduce_around(op, segments, partial, reduction)
-        for step in range(op.size - 1):
-            index = (op.rank - step) % op.size
-            if index in complete:
-                op.wait(complete[index])
-            op.send(_right(op), segments[index])
+        _gather_around(op, segments, complete)
         op.finish()
     reduction.finish(tensor, op.size)
 
@@ -96,6 +89,21 @@ def _reduce_around(op: Operation, segments: Tensors, partial: Sequence[Partial],
         reduction.combine(segments[index], place)
         if index != op.rank:
             op.send(_right(op), segments[index])
+
+
+def _complete_places(op: Operation, parts: Tensors) -> dict[int, MessageTransfer]:
+    """The coming of all parts but this rank's own, by rank, in the order in which the ring brings them."""
+    return {
+        index: op.receive(_left(op), parts[index]) for index in ((op.rank - k) % op.size for k in range(1, op.size))
+    }
+
+
+def _gather_around(op: Operation, parts: Tensors, coming: dict[int, MessageTransfer]) -> None:
+    """Passes on this rank's part, and then each as it comes; the last one has been everywhere."""
+    for index in (op.rank, *coming)[: op.size - 1]:
+        if index in coming:
+            op.wait(coming[index])
+        op.send(_right(op), parts[index])
 
 
 def reduce(op: Operation, tensor: torch.Tensor, root: int, reduction: TensorReduction) -> None:
@@ -156,13 +164,7 @@ def all_gather(op: Operation, parts: Tensors, tensor: torch.Tensor) -> None:
         for peer in others:
             op.send(peer, tensor)
     elif op.size > 1:
-        coming = ((op.rank - step) % op.size for step in range(1, op.size))
-        transfers = {index: op.receive(_left(op), parts[index]) for index in coming}
-        for step in range(op.size - 1):
-            index = (op.rank - step) % op.size
-            if index in transfers:
-                op.wait(transfers[index])
-            op.send(_right(op), parts[index])
+        _gather_around(op, parts, _complete_places(op, parts))
     op.finish()
 
 

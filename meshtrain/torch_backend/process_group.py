@@ -4,6 +4,7 @@ A Python subclass of torch's ProcessGroup (torch 2.6 to 2.13). Which names torch
 nowhere; they are those that DDP, FSDP, DTensor, ZeRO, distributed checkpoints and torch's own tests were seen to call.
 """
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -419,21 +420,16 @@ class TransferWork(GroupWork):
                 self._members.relay.cancel(self._transfer)
                 self.end(dist.DistBackendError(f"{self._what}: {error}"))
             else:
-                self._take()
+                _write_back(self._result[0], self._flat)
+                assert self._transfer.rank is not None
+                self.end(source=self._members.ranks.index(self._transfer.rank))
         return super().wait()
-
-    def _take(self) -> None:
-        _write_back(self._result[0], self._flat)
-        assert self._transfer.rank is not None
-        self.end(source=self._members.ranks.index(self._transfer.rank))
 
     def is_completed(self) -> bool:
         """As of `GroupWork`."""
-        if not self._ended.is_set() and self._transfer.ended:
-            if self._transfer.error is None:
-                self._take()
-            else:
-                self.end(dist.DistBackendError(f"{self._what}: {self._transfer.error}"))
+        if self._transfer.ended:
+            with contextlib.suppress(dist.DistBackendError):  # `wait` and `exception` tell of it
+                self.wait()
         return self._ended.is_set()
 
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
-from meshtrain.client import open_endpoint
-from meshtrain.errors import ConnectionLost, RequestError
+from meshtrain.client import Client
+from meshtrain.errors import ConnectionLost
 from meshtrain.train.link.environment import Environment
 from meshwire import limits
 from meshwire.frames.header import GROUP_ENDS, Header, Kind, control_frames
@@ -29,7 +29,6 @@ from meshwire.messages.learner import Stop
 from meshwire.messages.link import Refuse
 from meshwire.messages.local import Attach
 
-ATTACH_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 2.0  # for the daemon to close its end
 ANSWER_GRACE_S = 20.0  # for the way of a store's answer, beyond what it may take itself
 PREFIX = struct.Struct("<B3xIQQ")  # what it is, index | channel | bytes in all, or credited
@@ -130,46 +129,23 @@ class Relay:
         self._broken: str | None = None
         self._answers: dict[int, Wire | None] = {}
         self._answered = threading.Condition(self._lock)
-        self._next_request = 2
+        self._next_request = 2  # the first was to attach
         self._reader = threading.Thread(target=self._read, name="meshtrain relay", daemon=True)
         self._reader.start()
 
     @classmethod
     def connect(cls, environment: Environment) -> "Relay":
         """Calls the daemon. Raises ConnectionLost, RequestError."""
-        try:
-            stream = open_endpoint(environment.endpoint, ATTACH_TIMEOUT_S)
-        except OSError as error:
-            raise ConnectionLost(f"the daemon that started this script does not answer: {error}") from error
-        stream.settimeout(ATTACH_TIMEOUT_S)
-        parser = FrameParser()
-        parser.long_messages = True
         attach = Attach(token=environment.token, role="group", job=environment.job, pid=os.getpid())
         try:
-            stream.sendall(control_frames(encode(Envelope(Role.REQUEST, 1, attach))))
-            while True:
-                count = stream.recv_into(parser.buffer())
-                if not count:
-                    raise ConnectionLost("the daemon closed the connection of the process group")
-                event = parser.received(count)
-                if isinstance(event, ControlReceived):
-                    break
-                if isinstance(event, Broken):
-                    raise ConnectionLost(f"what the daemon sent cannot be read: {event.reason}")
-            envelope = decode(event.payload)
+            client, welcome = Client.attach(environment.endpoint, attach)
         except OSError as error:
-            stream.close()
             raise ConnectionLost(f"the daemon that started this script does not answer: {error}") from error
-        except BaseException:
-            stream.close()
-            raise
-        body = envelope.body if isinstance(envelope, Envelope) else None
-        if not isinstance(body, GroupWelcome):
-            stream.close()
-            why = body.error if isinstance(body, Failure) else body.reason if isinstance(body, Refuse) else envelope
-            raise RequestError(f"no process group: {why}")
-        stream.settimeout(None)
-        return cls(stream, body, parser)
+        if not isinstance(welcome, GroupWelcome):
+            client.close()
+            raise ConnectionLost(f"the daemon answered with {type(welcome).__name__}: it is of another version")
+        stream, parser = client.release()
+        return cls(stream, welcome, parser)
 
     def begin(self, instance: int) -> None:
         """All ranks are in this instance of the world; frames of others are dropped."""

@@ -88,7 +88,7 @@ class GroupWork(_Work):  # type: ignore[misc]
         self.wait()
 
     def source_rank(self) -> int:
-        """Of a receive from anybody: who sent."""
+        """The rank in its group that has sent what a receive got; -1 of every other operation."""
         return self._source
 
     _source_rank = source_rank

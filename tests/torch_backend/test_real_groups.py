@@ -13,6 +13,7 @@ import torch
 from meshtrain.demo.localmesh import LocalMesh
 from meshtrain.packing.imports import uses_process_groups
 from meshtrain.packing.tree import scan
+from meshwire.messages.job import JobSummary
 from tests.daemon import realjobs as jobs
 from tests.torch_backend import conformance
 
@@ -147,14 +148,12 @@ except dist.DistBackendError as error:
 def start(mesh: LocalMesh, folder: Path) -> tuple[str, list[int]]:
     """The job, and the process of each rank."""
     job = jobs.submit(mesh.daemons[0], folder, WAITING).job
-    deadline_s = time.monotonic() + jobs.TIMEOUT_S
-    jobs.wait_for(mesh.daemons[0], job, lambda seen: seen.state == "running", "the scripts to run")
-    while time.monotonic() < deadline_s:
-        logs = [log(mesh, job, rank) for rank in range(3)]
-        if all("pid" in text for text in logs):
-            return job, [int(text.split("pid")[1].split()[0]) for text in logs]
-        time.sleep(0.1)
-    raise AssertionError("no process group within the time")
+
+    def all_have_begun(seen: JobSummary) -> bool:
+        return seen.state == "running" and all("pid" in log(mesh, job, rank) for rank in range(3))
+
+    jobs.wait_for(mesh.daemons[0], job, all_have_begun, "a process group")
+    return job, [int(log(mesh, job, rank).split("pid")[1].split()[0]) for rank in range(3)]
 
 
 def test_a_killed_rank_is_named_to_all_others(mesh: LocalMesh, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ A daemon knows of them whom they are for. How much may be under way is the learn
 what a link or a learner does not take yet, and ends the part of whoever sends more than that.
 """
 
-import logging
 from collections import deque
 from collections.abc import Mapping
 
@@ -17,8 +16,6 @@ from meshwire.frames.header import GROUP_ENDS, Header, Kind
 from meshwire.jobs.lifecycle import job_number
 from meshwire.messages.group import GroupBegin, GroupWelcome, MemberLost, StoreAnswer, StoreAsk
 from meshwire.messages.learner import Stop
-
-log = logging.getLogger(__name__)
 
 STORE_GRACE_S = 10.0  # for the way to the store's daemon and back, beyond what the answer itself may take
 
@@ -69,8 +66,7 @@ class GroupRelay:
         self._number = job_number(job.spec.job)
         self._links = links
         self._store = KeyValueStore()
-        self._learner: Connection | None = None
-        self._to_learner: Outlet | None = None
+        self._learner: Outlet | None = None
         self._early: deque[tuple[Header, memoryview | None]] = deque()  # came before the learner here has called
         self._inbound_bytes: dict[int, int] = {}  # of those, by rank
         self._outlets: dict[int, Outlet] = {}
@@ -90,19 +86,18 @@ class GroupRelay:
             )
         for rank, reason in self._lost.items():
             raise RequestFailed(f"{self.name(rank)} is gone: {reason}")
-        self._learner = connection
-        self._to_learner = Outlet(connection)
+        self._learner = Outlet(connection)
         self._instance = 0
         self.used = True
         for header, payload in self._early:
-            self._to_learner.put(header, payload)
+            self._learner.put(header, payload)
         self._early.clear()
         self._inbound_bytes.clear()
         return GroupWelcome(spec=self._job.spec, rank=self._job.rank, members=self._job.members)
 
     def is_over(self, connection: Connection) -> bool:
         """Whether this connection is the group's."""
-        return connection is self._learner
+        return self._learner is not None and connection is self._learner.end
 
     def begin(self, body: GroupBegin) -> None:
         """The ranks have agreed on the instance of their world."""
@@ -110,11 +105,10 @@ class GroupRelay:
 
     def learner_lost(self, connection: Connection) -> None:
         """Its socket has closed: the others are told behind all that it has sent them."""
-        if connection is not self._learner:
+        if self._learner is None or connection is not self._learner.end:
             return
-        assert self._to_learner is not None
-        self._to_learner.close()
-        self._learner = self._to_learner = None
+        self._learner.close()
+        self._learner = None
         self._places.pop(-1, None)
         if self._instance:
             why = memoryview((self.loss or "its script has ended, or destroyed it").encode())
@@ -160,7 +154,7 @@ class GroupRelay:
         if self._job.ending or rank in self._lost:
             return None
         most = limits.RELAY_QUEUE_BYTES_MAX
-        unread = self._to_learner is not None and self._to_learner.queued_bytes > most * len(self._job.members)
+        unread = self._learner is not None and self._learner.queued_bytes > most * len(self._job.members)
         if unread or self._inbound_bytes.get(rank, 0) + header.payload_bytes > most:
             return f"it sends more than {limits.RELAY_QUEUE_BYTES_MAX} bytes that nobody takes"
         self._places[rank] = memoryview(bytearray(header.payload_bytes))
@@ -179,8 +173,8 @@ class GroupRelay:
             step=header.step,
             contributors=1 << rank,
         )
-        if self._to_learner is not None:
-            self._to_learner.put(incoming, payload)
+        if self._learner is not None:
+            self._learner.put(incoming, payload)
         elif header.step != GROUP_ENDS:
             self._early.append((incoming, payload))
             self._inbound_bytes[rank] = self._inbound_bytes.get(rank, 0) + header.payload_bytes
@@ -200,7 +194,7 @@ class GroupRelay:
             outlet.close()
         if self._learner is not None:
             text = reason[: limits.ERROR_CHARS_MAX]
-            self._learner.notify(MemberLost(rank=rank, reason=text))
+            self._learner.end.notify(MemberLost(rank=rank, reason=text))
 
     @property
     def loss(self) -> str | None:
@@ -210,7 +204,7 @@ class GroupRelay:
     def stop(self, reason: str) -> None:
         """The job ends: whatever the learner waits for does not come."""
         if self._learner is not None:
-            self._learner.notify(Stop(reason=reason[: limits.ERROR_CHARS_MAX]))
+            self._learner.end.notify(Stop(reason=reason[: limits.ERROR_CHARS_MAX]))
 
     def name(self, rank: int) -> str:
         """A rank as people know it."""
@@ -248,7 +242,7 @@ class GroupRelay:
             outlet.close()
         self._outlets.clear()
         if self._learner is not None:
-            self._learner.close("the job has ended")
+            self._learner.end.close("the job has ended")
 
 
 def _only(ranks: int) -> int | None:

@@ -30,7 +30,7 @@ from meshwire.jobs.checkpoint_schedule import CheckpointSchedule
 from meshwire.jobs.lifecycle import JobEvent, JobState, job_number
 from meshwire.message_base import Wire
 from meshwire.messages.generation import Model
-from meshwire.messages.group import GroupWelcome
+from meshwire.messages.group import EITHER_OR, GroupWelcome
 from meshwire.messages.job import BaseHash, End, Generation, Outcome
 from meshwire.messages.learner import LearnerHash, LearnerWelcome
 from meshwire.timeouts import Timeouts
@@ -51,10 +51,6 @@ NOTHING_PREPARED = (
 NOTHING_EXCHANGED = (
     "nothing was exchanged: the script has called mt.prepare, and no step of the optimizer that it gave there was "
     "completed; if each device is meant to work by itself, meshtrain submit --independent"
-)
-PREPARED_AND_GROUP = (
-    "mt.prepare and torch.distributed in one script: mt.prepare exchanges the gradients itself, so take "
-    "init_process_group and DistributedDataParallel out; or leave mt.prepare out"
 )
 GROUP_LAST_WORDS_S = 5.0  # between the news that a process group is broken and the end of a script that goes on
 UNDER_WAY = (JobState.RUNNING, JobState.FINISHING)
@@ -458,7 +454,7 @@ class JobSession:
         if not self._learners.running:
             raise RequestFailed(f"job {self.job.spec.job} runs no learner here any more")
         if self.rounds is not None:
-            raise RequestFailed(PREPARED_AND_GROUP)
+            raise RequestFailed(EITHER_OR)
         self._metrics.stage = "process group"
         return self.group.attach(connection)
 

@@ -12,6 +12,7 @@ from meshwire.memory_layout.shared_slots import (
     MEMORY_FD_VARIABLE,
     TOKEN_VARIABLE,
 )
+from meshwire.messages.group import EITHER_OR
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,7 @@ def environment_of_job(user: str) -> Environment | None:
     """
     global _taken, _user
     if user and _user not in (None, user):
-        raise UsageError(
-            "mt.prepare and torch.distributed in one script: mt.prepare exchanges the gradients itself, so take "
-            "init_process_group and DistributedDataParallel out; or leave mt.prepare out"
-        )
+        raise UsageError(EITHER_OR)
     _user = user or _user
     if _taken is None:
         _taken = Environment.take()

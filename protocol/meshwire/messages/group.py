@@ -13,6 +13,11 @@ from meshwire.message_base import Wire
 from meshwire.messages.envelope import message
 from meshwire.messages.job import JobSpec, Member, Rank, Text
 
+EITHER_OR = (  # P5
+    "mt.prepare and torch.distributed in one script: mt.prepare exchanges the gradients itself, so take "
+    "init_process_group and DistributedDataParallel out; or leave mt.prepare out"
+)
+
 Instance = Annotated[int, Field(ge=1, lt=2**32)]
 StoreKey = Annotated[str, Field(max_length=limits.STORE_KEY_CHARS_MAX)]
 StoreValue = Annotated[bytes, Field(max_length=limits.STORE_VALUE_BYTES_MAX)]
