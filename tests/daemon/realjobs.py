@@ -63,14 +63,15 @@ def submission(folder: Path, text: str, /, **options: Any) -> Submit:
     """A job whose working directory holds `text` as train.py, and whatever lies in `folder` already.
 
     `options` are fields of `Submit`. Batches are of equal size unless they say otherwise, so that every round's samples
-    are planned (X4) and the same in every run.
+    are planned (X4) and the same in every run. `as_it_is`: the script is sent byte for byte.
     """
     work = folder / "work"
     work.mkdir(exist_ok=True)
-    text = textwrap.dedent(text)
-    # What is measured starts as it would for a person, and torch.distributed needs the compiler.
-    if "PYTEST_CURRENT_TEST" in os.environ and "torch.distributed" not in text:
-        text = WITHOUT_COMPILER + text
+    if not options.pop("as_it_is", False):
+        text = textwrap.dedent(text)
+        # What is measured starts as it would for a person, and torch.distributed needs the compiler.
+        if "PYTEST_CURRENT_TEST" in os.environ and "torch.distributed" not in text:
+            text = WITHOUT_COMPILER + text
     (work / "train.py").write_text(text)
     files = folder / "files.manifest"
     files.write_bytes(scan(work).manifest.pack())

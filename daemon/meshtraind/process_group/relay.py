@@ -59,6 +59,7 @@ class GroupRelay:
 
     Attributes:
         used: whether the script has made a process group.
+        exchanged: whether it has sent or received something in one.
     """
 
     def __init__(self, job: Job, links: Mapping[int, Connection]) -> None:
@@ -74,6 +75,7 @@ class GroupRelay:
         self._lost: dict[int, str] = {}
         self._instance = 0
         self.used = False
+        self.exchanged = False
 
     # The learner here
 
@@ -135,6 +137,7 @@ class GroupRelay:
         rank = _only(header.contributors)
         assert rank is not None
         outgoing = Header(Kind.RELAYED, header.payload_bytes, job=self._number, round=header.round)
+        self.exchanged = True
         self._put(rank, outgoing, self._places.pop(-1))
 
     def _put(self, rank: int, header: Header, payload: memoryview | None) -> None:
@@ -165,6 +168,7 @@ class GroupRelay:
         payload = self._places.pop(rank, None)
         if payload is None:
             return
+        self.exchanged = self.exchanged or header.step != GROUP_ENDS
         incoming = Header(
             Kind.RELAYED,
             header.payload_bytes,

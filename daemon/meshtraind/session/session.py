@@ -52,6 +52,11 @@ NOTHING_EXCHANGED = (
     "nothing was exchanged: the script has called mt.prepare, and no step of the optimizer that it gave there was "
     "completed; if each device is meant to work by itself, meshtrain submit --independent"
 )
+NOTHING_SENT = (
+    "nothing was exchanged: the script has made a process group, and sent nothing in it, so each device has trained by "
+    "itself. With Accelerate on a CPU say PartialState(cpu=True) or Accelerator(cpu=True); if each is meant to train by "
+    "itself, meshtrain submit --independent"
+)
 GROUP_LAST_WORDS_S = 5.0  # between the news that a process group is broken and the end of a script that goes on
 UNDER_WAY = (JobState.RUNNING, JobState.FINISHING)
 
@@ -430,8 +435,11 @@ class JobSession:
         running = job.state is JobState.RUNNING
         if running and (not job.counted or job.rank in job.counted):
             return
-        if job.should_have_exchanged and not self.group.used:
-            self.fail(NOTHING_PREPARED if self.rounds is None else NOTHING_EXCHANGED)
+        if job.should_have_exchanged and not self.group.exchanged:
+            if self.group.used:
+                self.fail(NOTHING_SENT)
+            else:
+                self.fail(NOTHING_PREPARED if self.rounds is None else NOTHING_EXCHANGED)
             return
         if running:
             self._succeed()
