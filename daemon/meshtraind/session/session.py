@@ -54,8 +54,7 @@ NOTHING_EXCHANGED = (
 )
 NOTHING_SENT = (
     "nothing was exchanged: the script has made a process group, and sent nothing in it, so each device has trained by "
-    "itself. With Accelerate on a CPU say PartialState(cpu=True) or Accelerator(cpu=True); if each is meant to train by "
-    "itself, meshtrain submit --independent"
+    "itself. With Accelerate on a CPU say PartialState(cpu=True); if each is meant to, meshtrain submit --independent"
 )
 GROUP_LAST_WORDS_S = 5.0  # between the news that a process group is broken and the end of a script that goes on
 UNDER_WAY = (JobState.RUNNING, JobState.FINISHING)
