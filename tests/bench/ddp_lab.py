@@ -167,7 +167,7 @@ def _step_ratio(pair: tuple[list[Said], list[Said]]) -> float:
 
 def _of(said: list[Said], what: str) -> float:
     """The median of the rounds of all ranks behind the warm-up."""
-    return median(seconds for each in said for seconds in each[what][WARM_UP:])
+    return float(median(seconds for each in said for seconds in each[what][WARM_UP:]))
 
 
 def main() -> int:

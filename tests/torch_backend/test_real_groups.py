@@ -200,7 +200,64 @@ def test_a_world_can_be_made_again(mesh: LocalMesh, tmp_path: Path) -> None:
 def test_settings_of_rounds_are_refused(mesh: LocalMesh, tmp_path: Path) -> None:
     ended = jobs.run(mesh.daemons[0], tmp_path, DDP, codec="int8")
     assert ended.state == "failed"
-    assert "uses torch.distributed, whose collectives are exact: submit it without --codec" in (ended.error or "")
+    assert "uses torch.distributed: its collectives are exact" in (ended.error or "")
+    assert "of --codec it takes fp16, bf16 and powersgd" in (ended.error or "")
+
+
+COMPRESSED = """
+import json, sys
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group()
+torch.manual_seed(0)
+model = torch.nn.Linear(64, 64, bias=False)
+ddp = DistributedDataParallel(model)
+noise = torch.randn(64, 64, generator=torch.Generator().manual_seed(dist.get_rank()))
+steps = []
+for _ in range(4):
+    ddp.zero_grad()
+    ddp(noise).square().mean().backward()
+    own = torch.autograd.grad(model(noise).square().mean(), model.weight)[0]
+    exact = own.clone()
+    dist.all_reduce(exact)  # the script's own: exact
+    exact /= dist.get_world_size()
+    steps.append([float((model.weight.grad - exact).norm() / exact.norm()),
+                  int(torch.linalg.matrix_rank(model.weight.grad, rtol=1e-4))])
+pair = dist.new_group([0, 1])
+if dist.get_rank() < 2:  # a model of a subgroup: exact, too
+    other = DistributedDataParallel(torch.nn.Linear(64, 64, bias=False), process_group=pair)
+    other(noise).square().mean().backward()
+    sums = [torch.empty(64, 64) for _ in range(2)]
+    dist.all_gather(sums, torch.autograd.grad(other.module(noise).square().mean(), other.module.weight)[0], group=pair)
+    torch.testing.assert_close(other.module.weight.grad, sums[0] / 2 + sums[1] / 2, rtol=0, atol=1e-9)
+everybodys = [torch.empty(64, 64) for _ in range(dist.get_world_size())]
+dist.all_gather(everybodys, model.weight.grad)
+assert all(torch.equal(each, model.weight.grad) for each in everybodys)
+try:
+    ddp.register_comm_hook(None, allreduce_hook)
+except Exception as error:
+    said = str(error)
+print(json.dumps({"steps": steps, "said": said}), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("codec", "error", "rank"), [("fp16", 2e-3, 64), ("bf16", 2e-2, 64), ("powersgd:3,warmup=2", 1.0, 3)]
+)
+def test_a_codec_is_for_the_gradients_of_ddp_alone(
+    mesh: LocalMesh, tmp_path: Path, codec: str, error: float, rank: int
+) -> None:
+    """P5. Compressed, equal on all ranks; what the script reduces itself, and models of subgroups, are exact."""
+    ended = jobs.run(mesh.daemons[0], tmp_path, COMPRESSED, codec=codec)
+    assert ended.state == "succeeded", ended.error
+    said = json.loads(log(mesh, ended.job, 0).splitlines()[-1])
+    *_, (off, kept) = said["steps"]
+    assert 1e-6 < off < error
+    assert kept == rank
+    assert "the script registers a communication hook of its own" in said["said"]
 
 
 @pytest.mark.parametrize("first", ["prepare", "group"])

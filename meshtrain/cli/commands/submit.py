@@ -26,12 +26,13 @@ from meshtrain.cli.ui.progress import Stages
 from meshtrain.cli.ui.terminal import at_terminal, say
 from meshtrain.packing.imports import uses_process_groups
 from meshwire import limits
-from meshwire.codecs.registry import CodecSpec
+from meshwire.codecs.registry import FP32, CodecSpec
 from meshwire.collectives.strategy import collective_for, topology_of
 from meshwire.jobs.checkpoint_schedule import CHECKPOINT_EVERY, schedule_of
 from meshwire.jobs.files import human_bytes
 from meshwire.jobs.partition_wait import PartitionWait
 from meshwire.jobs.partition_wait import partition_wait as partition_wait_of
+from meshwire.messages.group import GROUP_CODECS, GROUP_SETTINGS
 from meshwire.messages.local import Resubmit, Submit
 from meshwire.model.masks import MaskSettings, masks_of
 from meshwire.planning.choose import Pinned
@@ -316,13 +317,10 @@ def submit(
         with Stages() as stages:
             source, shipped_data = pack(root, relative, data, include or (), exclude or (), stages)
         if uses_process_groups(source.manifest, source.root, relative) and not independent:
-            if typed.pinned.sync or typed.pinned.codec or masks:
-                raise BadCommandLine(
-                    f"{script} uses torch.distributed, whose collectives are exact: --sync, --codec and --masks are "
-                    "for scripts with mt.prepare",
-                    "it without them",
-                )
-            say(f"{script} uses torch.distributed: one rank on each laptop, exact sums, and nothing to choose")
+            if typed.pinned.sync or masks or typed.pinned.topology or chosen_codec.name not in GROUP_CODECS:
+                raise BadCommandLine(f"{script} uses torch.distributed: {GROUP_SETTINGS}", "it without them")
+            sent = "" if chosen_codec == FP32 else f"; DistributedDataParallel's gradients travel as {chosen_codec}"
+            say(f"{script} uses torch.distributed: one rank on each laptop, exact sums{sent}")
             plans = False
         place = None if data is None else data_place(root, data, source.manifest)
         python = sys.executable

@@ -17,6 +17,11 @@ EITHER_OR = (  # P5
     "mt.prepare and torch.distributed in one script: mt.prepare exchanges the gradients itself, so take "
     "init_process_group and DistributedDataParallel out; or leave mt.prepare out"
 )
+GROUP_CODECS = ("fp32", "fp16", "bf16", "powersgd")
+GROUP_SETTINGS = (  # P5
+    "its collectives are exact, and all ranks are in step; of --codec it takes fp16, bf16 and powersgd, for the "
+    "gradients of DistributedDataParallel. Other codecs, --sync, --masks and --topology are for scripts with mt.prepare"
+)
 
 Instance = Annotated[int, Field(ge=1, lt=2**32)]
 StoreKey = Annotated[str, Field(max_length=limits.STORE_KEY_CHARS_MAX)]

@@ -476,3 +476,14 @@ def test_a_notebook_is_refused_with_the_way_to_a_script(endpoint: Endpoint, proj
     assert "error: train.ipynb is a notebook, and a job runs a Python script" in shown.stderr
     assert "try: jupyter nbconvert --to script train.ipynb && meshtrain submit train.py" in shown.stderr
     assert not endpoint.of_type(Submit)
+
+
+def test_a_script_with_process_groups_may_compress_the_gradients_of_ddp(endpoint: Endpoint, project: Path) -> None:
+    """P5: by what torch has hooks for. Everything else of rounds is refused with what is legal."""
+    (project / "train.py").write_text("import torch.distributed as dist\ndist.init_process_group()\n")
+    assert sent(endpoint, "--codec", "powersgd:2").codec == "powersgd:2"
+    for typed in (["--codec", "topk"], ["--sync", "ssp:1"], ["--masks", "0.8"], ["--topology", "tree"]):
+        shown = run("submit", *typed, "-d", "train.py")
+        assert shown.exit_code == 2
+        assert "train.py uses torch.distributed: its collectives are exact" in shown.stderr
+        assert "of --codec it takes fp16, bf16 and powersgd" in shown.stderr

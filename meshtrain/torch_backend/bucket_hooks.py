@@ -1,0 +1,72 @@
+"""What `meshtrain submit --codec` does for DistributedDataParallel: gradients travel compressed, by torch's own hooks.
+
+A group sees an all-reduce and not whose values they are; DDP knows which are gradients. So the model is given torch's
+communication hook for the codec when it is made, as a script would do by `register_comm_hook`. All else stays exact:
+control tensors, subgroups, what the script reduces itself.
+"""
+
+import functools
+import logging
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from meshtrain.errors import UsageError
+from meshwire.codecs.spec import CodecSpec
+
+POWERSGD_START_MIN = 2  # torch's own: DDP plans its buckets anew behind the first step
+
+log = logging.getLogger("meshtrain")
+
+
+def compress_buckets(codec: CodecSpec) -> None:
+    """Every DistributedDataParallel of the default group that is made from now on sends its gradients by this codec."""
+    init, register = DistributedDataParallel.__init__, DistributedDataParallel.register_comm_hook
+
+    @functools.wraps(init)
+    def with_hook(self: Any, *args: Any, **options: Any) -> None:
+        init(self, *args, **options)
+        if self.process_group is dist.group.WORLD:
+            register(self, _state(codec), _hook(codec))
+            if dist.get_rank() == 0:
+                log.info("DistributedDataParallel sends its gradients as %s; all else is exact", codec)
+
+    @functools.wraps(register)
+    def only_one(self: Any, state: Any, hook: Any) -> None:
+        if self.process_group is dist.group.WORLD:
+            raise UsageError(
+                "the script registers a communication hook of its own: submit it without --codec, or without that hook"
+            )
+        register(self, state, hook)
+
+    DistributedDataParallel.__init__ = with_hook  # type: ignore[method-assign]
+    DistributedDataParallel.register_comm_hook = only_one  # type: ignore[method-assign]
+
+
+def _state(codec: CodecSpec) -> Any:
+    """Of the hook, for one model; None: the default group."""
+    if codec.name != "powersgd":
+        return None
+    return powerSGD_hook.PowerSGDState(
+        None,
+        matrix_approximation_rank=int(codec.number("rank")),
+        start_powerSGD_iter=max(POWERSGD_START_MIN, codec.warmup),
+        min_compression_rate=codec.number("min_rate"),
+    )
+
+
+def _hook(codec: CodecSpec) -> Any:
+    if codec.name == "fp16":
+        return default_hooks.fp16_compress_hook
+    if codec.name == "bf16":
+        return _bf16_hook
+    hook = powerSGD_hook.powerSGD_hook
+    return default_hooks.fp16_compress_wrapper(hook) if codec.choice("values") == "fp16" else hook
+
+
+def _bf16_hook(state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    """torch's, under another name: by that one DDP refuses it beside any backend but NCCL."""
+    return default_hooks.bf16_compress_hook(state, bucket)
