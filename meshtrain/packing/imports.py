@@ -35,7 +35,7 @@ def modules_needed(source: FileManifest, root: Path, script: str) -> tuple[str, 
     return tuple(sorted(needed - sys.stdlib_module_names - GIVEN))
 
 
-GROUPS = ("torch.distributed", "accelerate", "lightning", "pytorch_lightning")
+GROUPS = ("torch.distributed", "accelerate", "lightning", "pytorch_lightning", "transformers")
 
 
 def uses_process_groups(source: FileManifest, root: Path, script: str) -> bool:

@@ -15,10 +15,12 @@ from meshtrain.cli.planning.other_programs import OtherPrograms
 from meshtrain.cli.planning.verdict import COLUMNS, document, introduction, rows, verdict
 from meshtrain.cli.submission.measuring import NotMeasured, trace
 from meshtrain.cli.submission.shipping import DATA_FOLDER, relative_script
-from meshtrain.cli.ui.errors import BadCommandLine, reported
+from meshtrain.cli.ui.errors import BadCommandLine, CliError, reported
 from meshtrain.cli.ui.options import DataDir, Json
 from meshtrain.cli.ui.progress import Stages
 from meshtrain.cli.ui.terminal import print_json, print_table, say
+from meshtrain.packing.imports import uses_process_groups
+from meshtrain.packing.tree import scan
 from meshwire import limits
 from meshwire.planning.mesh_plan import MeshPlan
 from meshwire.planning.network import Network, cables, cell
@@ -64,7 +66,7 @@ def plan(
     The others are taken to compute as fast as this one, and links between them to be as fast as theirs with this one.
     """
     root = Path.cwd()
-    relative = relative_script(root, script)
+    relative = _with_choices(root, script)
     typed_data = None if data is None else str(data)
     if data is None and (root / DATA_FOLDER).is_dir():
         data = Path(DATA_FOLDER)
@@ -153,7 +155,7 @@ def whatif(
         raise BadCommandLine(f"--rtt-ms {rtt_ms:g}: use a number from 0 to {RTT_MS_MAX:g}")
     rtt_s = (rtt_ms if rtt_ms is not None else WIRED_RTT_MS if wired else CELL_RTT_MS) / 1000
     root = Path.cwd()
-    relative = relative_script(root, script)
+    relative = _with_choices(root, script)
     if data is None and (root / DATA_FOLDER).is_dir():
         data = Path(DATA_FOLDER)
 
@@ -199,3 +201,15 @@ def _numbers(option: str, typed: str, low: float, high: float, *, whole: bool = 
         kind = "whole numbers" if whole else "numbers"
         raise BadCommandLine(f"{option} {typed}: use {kind} from {low:g} to {high:g} with commas between, as in 10,100")
     return numbers
+
+
+def _with_choices(root: Path, script: Path) -> str:
+    """The script as a path of the working directory. Raises CliError where a job with it has nothing to choose."""
+    relative = relative_script(root, script)
+    if uses_process_groups(scan(root).manifest, root, relative):
+        raise CliError(
+            f"{relative} uses torch.distributed: its sums are exact, all laptops are in step, and there is nothing to "
+            "choose. Plans and predictions are for scripts with mt.prepare",
+            f"meshtrain submit {relative}",
+        )
+    return relative

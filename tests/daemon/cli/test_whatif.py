@@ -166,6 +166,17 @@ def test_a_script_that_does_not_step_shows_why(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.usefixtures("known_script")
+@pytest.mark.parametrize("name", ["whatif", "plan"])
+def test_a_script_with_process_groups_has_nothing_to_choose(tmp_path: Path, name: str) -> None:
+    """It is not run for that: alone it would only say that RANK is not set."""
+    (tmp_path / "train.py").write_text("import torch.distributed as dist\ndist.init_process_group()\n")
+    shown = run(name, "train.py")
+    assert shown.exit_code == 1
+    assert "train.py uses torch.distributed: its sums are exact" in shown.stderr
+    assert "try: meshtrain submit train.py" in shown.stderr
+
+
+@pytest.mark.usefixtures("known_script")
 def test_ctrl_c_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> TracedScript:
         raise KeyboardInterrupt
