@@ -203,7 +203,7 @@ def _numbers(option: str, typed: str, low: float, high: float, *, whole: bool = 
     return numbers
 
 
-def _with_choices(root: Path, script: Path) -> str:
+def _with_choices(root: Path, script: str) -> str:
     """The script as a path of the working directory. Raises CliError where a job with it has nothing to choose."""
     relative = relative_script(root, script)
     if uses_process_groups(scan(root).manifest, root, relative):
