@@ -1,7 +1,7 @@
-"""The process group that torch calls: it turns torch's arguments into operations on contiguous tensors, and back.
+"""A process group as torch calls it: torch's arguments become operations on contiguous tensors, and back.
 
-A Python subclass of torch's ProcessGroup (torch 2.6 to 2.13). Which names torch reaches, and how, is documented
-nowhere; they are those that DDP, FSDP, DTensor, ZeRO, distributed checkpoints and torch's own tests were seen to call.
+Which names torch reaches, and how, is documented nowhere; they are those that DDP, FSDP, DTensor, ZeRO, distributed
+checkpoints and torch's own tests were seen to call.
 """
 
 import contextlib
@@ -22,25 +22,27 @@ from meshtrain.torch_backend.work import GroupWork, OperationThreads
 
 BACKEND = "meshtrain"
 Run = Callable[[Operation], None]
-_ProcessGroup: Any = dist.ProcessGroup  # whose stubs are of the C++ class: with overloads that Python is not called by
 
 
-class MeshProcessGroup(_ProcessGroup):  # type: ignore[misc]
-    """A group of ranks, one on each device, over the daemons' links.
+class GroupCollectives:
+    """What torch asks of a group of ranks, one on each device, over the daemons' links.
+
+    By the names and arguments that torch's classes have in common; `adapters.py` has what is torch's own about them.
 
     Args:
         on_shutdown: called when the group is destroyed.
     """
 
     def __init__(self, members: Members, timeout: timedelta, on_shutdown: Callable[[], None]) -> None:
-        super().__init__(members.rank, members.size)
         self._members = members
         self._timeout = timeout
         self._on_shutdown = on_shutdown
         self._operations = 0
         self._sent: Counter[tuple[int, int]] = Counter()
-        self._worker = OperationThreads(f"meshtrain group {members.name}")
-        self._group_name = self._group_desc = ""
+        self._worker = self._new_worker()
+
+    def _new_worker(self) -> OperationThreads:
+        return OperationThreads(f"meshtrain group {self._members.name}")
 
     # What torch asks of every group
 
@@ -52,30 +54,11 @@ class MeshProcessGroup(_ProcessGroup):  # type: ignore[misc]
         """How many ranks."""
         return self._members.size
 
-    getRank = rank  # noqa: N815
-    getSize = size  # noqa: N815
-
     def getBackendName(self) -> str:  # noqa: N802
         """Never gloo: torch would look for gloo's own C++ object then."""
         return BACKEND
 
     name = getBackendName
-
-    def setGroupName(self, name: str) -> None:  # noqa: N802
-        """Kept here: torch keeps it in a C++ backend, and there is none."""
-        self._group_name = name
-
-    def getGroupName(self) -> str:  # noqa: N802
-        """As set."""
-        return self._group_name
-
-    def setGroupDesc(self, text: str) -> None:  # noqa: N802
-        """As `setGroupName`."""
-        self._group_desc = text
-
-    def getGroupDesc(self) -> str:  # noqa: N802
-        """As set."""
-        return self._group_desc
 
     def shutdown(self) -> None:
         """The group is destroyed: what is pending ends by an error."""
@@ -200,8 +183,6 @@ class MeshProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
         return self._start("all_gather_into_tensor", output, run, opts, tensor)
 
-    _allgather_base = all_gather_single
-
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> GroupWork:
         """As `all_gather_single`, of several tensors."""
 
@@ -210,8 +191,6 @@ class MeshProcessGroup(_ProcessGroup):  # type: ignore[misc]
                 _gather_into(op, tensor, output)
 
         return self._start("all_gather_into_tensor_coalesced", outputs, run, opts, inputs)
-
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> GroupWork:
         """The root gets all tensors."""
@@ -262,8 +241,6 @@ class MeshProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
         return self._start("reduce_scatter_tensor", output, run, opts, tensor)
 
-    _reduce_scatter_base = reduce_scatter_single
-
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> GroupWork:
         """As `reduce_scatter_single`, of several tensors."""
         reduction = _reduction(opts)
@@ -273,8 +250,6 @@ class MeshProcessGroup(_ProcessGroup):  # type: ignore[misc]
                 _scatter_sum(op, output, tensor, reduction)
 
         return self._start("reduce_scatter_tensor_coalesced", outputs, run, opts, inputs)
-
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> GroupWork:
         """Each rank gets what each has for it."""
@@ -304,8 +279,6 @@ class MeshProcessGroup(_ProcessGroup):  # type: ignore[misc]
             _write_back(output, place.reshape(-1))
 
         return self._start("all_to_all_single", output, run, opts, tensor)
-
-    alltoall_base = all_to_all_single
 
     def barrier(self, opts: Any = None) -> GroupWork:
         """Ends when all have come to it."""

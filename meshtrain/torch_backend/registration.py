@@ -8,8 +8,9 @@ from typing import Any
 import torch.distributed as dist
 
 from meshtrain.errors import UsageError
+from meshtrain.torch_backend.adapters import devices, new_group
 from meshtrain.torch_backend.operation import Members
-from meshtrain.torch_backend.process_group import BACKEND, MeshProcessGroup
+from meshtrain.torch_backend.process_group import BACKEND, GroupCollectives
 from meshtrain.torch_backend.relay import Relay
 from meshtrain.torch_backend.store import DaemonStore
 from meshtrain.train.link.environment import environment_of_job
@@ -27,7 +28,7 @@ class World:
         self._relay: Relay | None = None
         self._store: DaemonStore | None = None
         self.ranks: tuple[int, ...] | None = None
-        self.groups: weakref.WeakSet[MeshProcessGroup] = weakref.WeakSet()
+        self.groups: weakref.WeakSet[GroupCollectives] = weakref.WeakSet()
 
     def relay(self) -> Relay:
         """The connection. Raises UsageError without a job, ConnectionLost, RequestError."""
@@ -96,7 +97,7 @@ WORLD = World()
 atexit.register(WORLD.close)
 
 
-def make_group(options: Any, _backend_options: Any) -> MeshProcessGroup:
+def make_group(options: Any, _backend_options: Any) -> GroupCollectives:
     """What torch calls for `init_process_group` and `new_group`."""
     if not options.global_ranks_in_group:  # the default group
         WORLD.leave()
@@ -107,7 +108,7 @@ def make_group(options: Any, _backend_options: Any) -> MeshProcessGroup:
         ranks = tuple(WORLD.ranks[each] for each in options.global_ranks_in_group)
         on_shutdown = _nothing
     members = Members(WORLD.relay(), options.group_id, ranks, options.group_rank)
-    group = MeshProcessGroup(members, options.timeout, on_shutdown)
+    group = new_group(members, options.timeout, on_shutdown)
     WORLD.groups.add(group)
     return group
 
@@ -119,7 +120,7 @@ def _nothing() -> None:
 def register() -> None:
     """Once in a process."""
     if BACKEND.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(BACKEND, make_group, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend(BACKEND, make_group, extended_api=True, devices=devices())
 
 
 def rendezvous(_url: str, **_options: Any) -> Any:
