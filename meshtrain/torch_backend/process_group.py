@@ -96,6 +96,7 @@ class GroupCollectives:
         def in_turn() -> None:
             op = Operation(self._members, number, what, timeout_s)
             try:
+                self._members.check()
                 with torch.no_grad():
                     run(op)
             except GroupError as error:
@@ -333,6 +334,7 @@ class GroupCollectives:
     def send(self, tensors: Any, peer: int, tag: int = 0) -> GroupWork:
         """Sends a tensor."""
         (tensor,) = _listed(tensors)
+        self._check_members(f"send to rank {peer}")
         flat, channel = _flat(tensor), self._members.channel("tag", tag)
         rank = self._members.ranks[peer]
         index = self._sent[rank, channel]
@@ -351,11 +353,18 @@ class GroupCollectives:
 
     def _receive(self, tensors: Any, rank: int | None, tag: int, what: str) -> GroupWork:
         (tensor,) = _listed(tensors)
+        self._check_members(what)
         flat = _flat(tensor)
         transfer = self._members.relay.receive(rank, self._members.channel("tag", tag), None, as_bytes(flat))
         mark = "recvAnySource" if rank is None else "recv"
         profiled.mark_transfer(mark, tensor, transfer, self._timeout.total_seconds())
         return self._of_transfer(transfer, what, [tensor], flat)
+
+    def _check_members(self, what: str) -> None:
+        try:
+            self._members.check()
+        except GroupError as error:
+            raise dist.DistBackendError(f"{what}: {error}") from error
 
     def _of_transfer(
         self, transfer: MessageTransfer, what: str, tensors: list[torch.Tensor], flat: torch.Tensor
