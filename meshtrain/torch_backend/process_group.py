@@ -1,4 +1,8 @@
-"""A process group as torch calls it: torch's arguments become operations on contiguous tensors, and back.
+"""The process group that torch calls: it turns torch's arguments into operations on contiguous tensors, and back.
+
+A Python subclass of torch's ProcessGroup, which every torch from 2.6 on takes. From 2.14 on it also takes a subclass of
+its Backend, behind a ProcessGroup in C++. Of what that returns C++ forwards `wait` and the future alone (2.14.1): to
+`is_completed` it says no for ever, of a receive from anybody not from whom it is, and rank and size cannot change.
 
 Which names torch reaches, and how, is documented nowhere; they are those that DDP, FSDP, DTensor, ZeRO, distributed
 checkpoints and torch's own tests were seen to call.
@@ -22,24 +26,25 @@ from meshtrain.torch_backend.work import GroupWork, OperationThreads
 
 BACKEND = "meshtrain"
 Run = Callable[[Operation], None]
+_ProcessGroup: Any = dist.ProcessGroup  # whose stubs are of the C++ class: with overloads that Python is not called by
 
 
-class GroupCollectives:
-    """What torch asks of a group of ranks, one on each device, over the daemons' links.
-
-    By the names and arguments that torch's classes have in common; `adapters.py` has what is torch's own about them.
+class MeshProcessGroup(_ProcessGroup):  # type: ignore[misc]
+    """A group of ranks, one on each device, over the daemons' links.
 
     Args:
         on_shutdown: called when the group is destroyed.
     """
 
     def __init__(self, members: Members, timeout: timedelta, on_shutdown: Callable[[], None]) -> None:
+        super().__init__(members.rank, members.size)
         self._members = members
         self._timeout = timeout
         self._on_shutdown = on_shutdown
         self._operations = 0
         self._sent: Counter[tuple[int, int]] = Counter()
         self._worker = self._new_worker()
+        self._group_name = self._group_desc = ""
 
     def _new_worker(self) -> OperationThreads:
         return OperationThreads(f"meshtrain group {self._members.name}")
@@ -54,11 +59,30 @@ class GroupCollectives:
         """How many ranks."""
         return self._members.size
 
+    getRank = rank  # noqa: N815
+    getSize = size  # noqa: N815
+
     def getBackendName(self) -> str:  # noqa: N802
         """Never gloo: torch would look for gloo's own C++ object then."""
         return BACKEND
 
     name = getBackendName
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        """Kept here: torch keeps it in a C++ backend, and there is none."""
+        self._group_name = name
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """As set."""
+        return self._group_name
+
+    def setGroupDesc(self, text: str) -> None:  # noqa: N802
+        """As `setGroupName`."""
+        self._group_desc = text
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """As set."""
+        return self._group_desc
 
     def shutdown(self) -> None:
         """The group is destroyed: what is pending ends by an error."""
@@ -184,6 +208,8 @@ class GroupCollectives:
 
         return self._start("all_gather_into_tensor", output, run, opts, tensor)
 
+    _allgather_base = all_gather_single
+
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> GroupWork:
         """As `all_gather_single`, of several tensors."""
 
@@ -192,6 +218,8 @@ class GroupCollectives:
                 _gather_into(op, tensor, output)
 
         return self._start("all_gather_into_tensor_coalesced", outputs, run, opts, inputs)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> GroupWork:
         """The root gets all tensors."""
@@ -242,6 +270,8 @@ class GroupCollectives:
 
         return self._start("reduce_scatter_tensor", output, run, opts, tensor)
 
+    _reduce_scatter_base = reduce_scatter_single
+
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> GroupWork:
         """As `reduce_scatter_single`, of several tensors."""
         reduction = _reduction(opts)
@@ -251,6 +281,8 @@ class GroupCollectives:
                 _scatter_sum(op, output, tensor, reduction)
 
         return self._start("reduce_scatter_tensor_coalesced", outputs, run, opts, inputs)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> GroupWork:
         """Each rank gets what each has for it."""
@@ -280,6 +312,8 @@ class GroupCollectives:
             _write_back(output, place.reshape(-1))
 
         return self._start("all_to_all_single", output, run, opts, tensor)
+
+    alltoall_base = all_to_all_single
 
     def barrier(self, opts: Any = None) -> GroupWork:
         """Ends when all have come to it."""

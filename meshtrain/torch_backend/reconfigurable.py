@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from meshtrain.torch_backend import collectives
-from meshtrain.torch_backend.adapters import MeshProcessGroup
 from meshtrain.torch_backend.operation import Members, Operation
+from meshtrain.torch_backend.process_group import MeshProcessGroup
 from meshtrain.torch_backend.relay import GroupError, Relay
 from meshtrain.torch_backend.work import GroupWork
 
@@ -51,9 +51,6 @@ class ProcessHandle(NamedTuple):
 
 class ReconfigurableGroup(MeshProcessGroup):
     """The default group of a script that goes on when it loses ranks: it has members from the first `reconfigure` on.
-
-    A ProcessGroup, whose rank and size can change: those of a Backend in Python stay what they were made with, in
-    torch's C++, which DistributedDataParallel reads.
 
     Args:
         relay: which has begun no instance.

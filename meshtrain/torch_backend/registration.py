@@ -8,9 +8,8 @@ from typing import Any
 import torch.distributed as dist
 
 from meshtrain.errors import UsageError
-from meshtrain.torch_backend.adapters import devices, new_group
 from meshtrain.torch_backend.operation import Members
-from meshtrain.torch_backend.process_group import BACKEND, GroupCollectives
+from meshtrain.torch_backend.process_group import BACKEND, MeshProcessGroup
 from meshtrain.torch_backend.reconfigurable import ReconfigurableGroup
 from meshtrain.torch_backend.relay import Relay
 from meshtrain.torch_backend.store import DaemonStore
@@ -29,7 +28,7 @@ class World:
         self._relay: Relay | None = None
         self._store: DaemonStore | None = None
         self.ranks: tuple[int, ...] | None = None
-        self.groups: weakref.WeakSet[GroupCollectives] = weakref.WeakSet()
+        self.groups: weakref.WeakSet[MeshProcessGroup] = weakref.WeakSet()
 
     def relay(self) -> Relay:
         """The connection. Raises UsageError without a job, ConnectionLost, RequestError."""
@@ -109,7 +108,7 @@ WORLD = World()
 atexit.register(WORLD.close)
 
 
-def make_group(options: Any, _backend_options: Any) -> GroupCollectives:
+def make_group(options: Any, _backend_options: Any) -> MeshProcessGroup:
     """What torch calls for `init_process_group` and `new_group`."""
     if not options.global_ranks_in_group:  # the default group
         WORLD.leave()
@@ -123,7 +122,7 @@ def make_group(options: Any, _backend_options: Any) -> GroupCollectives:
         on_shutdown = _nothing
     relay = WORLD.relay()
     members = Members(relay, options.group_id, ranks, options.group_rank, relay.instance)
-    group = new_group(members, options.timeout, on_shutdown)
+    group = MeshProcessGroup(members, options.timeout, on_shutdown)
     WORLD.groups.add(group)
     return group
 
@@ -139,7 +138,7 @@ def _nothing() -> None:
 def register() -> None:
     """Once in a process."""
     if BACKEND.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(BACKEND, make_group, extended_api=True, devices=devices())
+        dist.Backend.register_backend(BACKEND, make_group, extended_api=True, devices=["cpu"])
 
 
 def rendezvous(_url: str, **_options: Any) -> Any:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from meshtrain.torch_backend.operation import Members
-from meshtrain.torch_backend.process_group import GroupCollectives
+from meshtrain.torch_backend.process_group import MeshProcessGroup
 from meshtrain.torch_backend.reconfigurable import ReconfigurableGroup
 from tests.torch_backend.relays import Router, relays
 from tests.torch_backend.specs import SPEC
@@ -177,7 +177,7 @@ def test_an_aborted_group_begins_anew(world: Ranks) -> None:
 def test_subgroups_are_of_one_world(world: Ranks) -> None:
     world.begin(1, 0, 1, 2)
     relay = world.relays[0]
-    group = GroupCollectives(Members(relay, "sub", (0, 1), 0, relay.instance), TIMEOUT, relay.close)
+    group = MeshProcessGroup(Members(relay, "sub", (0, 1), 0, relay.instance), TIMEOUT, relay.close)
     world.begin(2, 0, 1)
     for call in (lambda: group.allreduce([torch.ones(1)]).wait(), lambda: group.send([torch.ones(1)], 1)):
         with pytest.raises(dist.DistBackendError, match="before the last _reconfigure: make the group again"):
