@@ -68,6 +68,20 @@ class MeshProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     name = getBackendName
 
+    # torch 2.14 and later ask a group what lies behind it; here it is the group itself
+
+    supports_coalescing = supports_splitting = supports_shrinking = supports_reconfigure = supports_window = False
+
+    def get_backend(self, _device: Any = None) -> "MeshProcessGroup":
+        """Whatever the device: of tensors that are not on the CPU its operations say so."""
+        return self
+
+    _get_backend = get_backend
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
     def setGroupName(self, name: str) -> None:  # noqa: N802
         """Kept here: torch keeps it in a C++ backend, and there is none."""
         self._group_name = name

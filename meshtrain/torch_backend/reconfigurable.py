@@ -75,20 +75,11 @@ class ReconfigurableGroup(MeshProcessGroup):
         )
         relay.join(self._own.process)
 
-    @property
-    def supports_reconfigure(self) -> bool:
-        """It does."""
-        return True
+    supports_reconfigure = True
 
     def get_reconfigure_handle(self) -> str:
         """This process's: it stays the same."""
         return self._own.text
-
-    def get_backend(self, _device: Any = None) -> "ReconfigurableGroup":
-        """Of all devices: there is no other one behind it."""
-        return self
-
-    _get_backend = get_backend
 
     def get_error(self) -> Any:
         """Errors are told by what waits."""
