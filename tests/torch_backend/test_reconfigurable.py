@@ -142,6 +142,31 @@ def test_a_lost_member_ends_what_all_wait_for(world: Ranks) -> None:
         world.groups[0].reconfigure(options_of(3, world.handles(0, 1, 2))).wait()
 
 
+def test_a_member_that_ends_ends_what_all_wait_for(world: Ranks) -> None:
+    world.begin(1, 0, 1, 2)
+    work = world.groups[0].recv([torch.ones(1)], 1)
+    world.relays[2].close()
+    with pytest.raises(dist.DistBackendError, match=r"rank 2 \(n2\) has left the process group"):
+        work.wait()
+    world.begin(2, 0, 1)
+    assert world.sums(0, 1) == [3.0, 3.0]
+
+
+def test_what_was_dropped_takes_no_window(world: Ranks) -> None:
+    """P1: bytes that reach nobody, for the other end has begun anew, are not counted in the next world."""
+    world.begin(1, 0, 1)
+    world.groups[1].recv([torch.ones(2_000_000)], 0)
+    until_s = time.monotonic() + 5.0
+    while not world.relays[0]._asked_for:
+        assert time.monotonic() < until_s, "it was asked for"
+    options = options_of(2, world.handles(0, 1))
+    first = world.groups[1].reconfigure(options)
+    world.groups[0].send([torch.ones(2_000_000)], 1)
+    for work in (first, world.groups[0].reconfigure(options)):
+        work.wait()
+    assert world.sums(0, 1, size=300_000) == [3.0, 3.0]
+
+
 def test_a_process_that_has_ended_is_not_waited_for(world: Ranks) -> None:
     """In whichever world it was, also where it was in none."""
     world.begin(1, 0, 1)
@@ -167,9 +192,11 @@ def test_who_does_not_come_is_named(world: Ranks) -> None:
 def test_an_aborted_group_begins_anew(world: Ranks) -> None:
     world.begin(1, 0, 1, 2)
     work = world.groups[0].allreduce([torch.ones(1)])
+    from_anybody = world.groups[0].recv_anysource([torch.ones(1)])
     world.groups[0].abort()
-    with pytest.raises(dist.DistBackendError, match="was aborted"):
-        work.wait()
+    for each in (work, from_anybody, world.groups[0].recv_anysource([torch.ones(1)])):
+        with pytest.raises(dist.DistBackendError, match="was aborted"):
+            each.wait()
     world.begin(2, 0, 1, 2)
     assert world.sums(0, 1, 2) == [6.0] * 3
 
