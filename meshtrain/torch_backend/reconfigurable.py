@@ -4,10 +4,10 @@ torch calls it reconfiguration: every process has a handle, scripts tell each ot
 name those that are to go on together. This adds that one is told when a member is lost, by name, and need not find out.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from hashlib import blake2b
 from random import SystemRandom
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch.distributed as dist
 
@@ -22,7 +22,15 @@ RECONFIGURATIONS_MAX = 65_536  # of one process: each one's number is remembered
 NUMBER_MAX = 2**32 - 1
 WHAT = "reconfigure"
 
-OnMembers = Callable[[tuple[int, ...]], None]
+
+class GroupOwner(Protocol):
+    """Whoever keeps what a process has of its groups: `World`."""
+
+    def close(self) -> None:
+        """The group was destroyed."""
+
+    def members_changed(self, ranks: tuple[int, ...]) -> None:
+        """The job's ranks of the members, by their ranks in the group."""
 
 
 class ProcessHandle(NamedTuple):
@@ -55,20 +63,18 @@ class ReconfigurableGroup(MeshProcessGroup):
     Args:
         relay: which has begun no instance.
         options: torch's, of the group.
-        on_members: told the job's ranks of the members, by their ranks in the group, whenever they change.
     """
 
     def __init__(
         self,
         relay: Relay,
         options: Any,
-        on_shutdown: Callable[[], None],
-        on_members: OnMembers,
+        owner: GroupOwner,
     ) -> None:
         nobody_yet = Members(relay, options.group_id, tuple(range(options.group_size)), options.group_rank, 0)
-        super().__init__(nobody_yet, options.timeout, on_shutdown)
+        super().__init__(nobody_yet, options.timeout, owner.close)
         self._relay = relay
-        self._on_members = on_members
+        self._owner = owner
         self._used: set[int] = set()
         self._own = ProcessHandle(
             relay.welcome.spec.job, relay.welcome.rank, SystemRandom().randrange(1, NUMBER_MAX + 1)
@@ -115,7 +121,7 @@ class ReconfigurableGroup(MeshProcessGroup):
         self._operations = 0
         self._sent.clear()
         self._worker = self._new_worker()
-        self._on_members(ranks)
+        self._owner.members_changed(ranks)
         return self._start(WHAT, [], self._meet, options)
 
     def _meet(self, op: Operation) -> None:

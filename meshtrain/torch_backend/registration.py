@@ -81,14 +81,14 @@ class World:
         """Makes the default group of a script that says itself who its members are, again and again."""
         if options.group_size > len(self.relay().welcome.members):
             raise UsageError(_too_many(options.group_size, self.relay()))
-
-        def changed(ranks: tuple[int, ...]) -> None:
-            self.ranks = ranks
-
-        changed(())
-        group = ReconfigurableGroup(self.relay(), options, self.close, changed)
+        self.ranks = ()
+        group = ReconfigurableGroup(self.relay(), options, self)
         self.groups.add(group)
         return group
+
+    def members_changed(self, ranks: tuple[int, ...]) -> None:
+        """The default group's are others now."""
+        self.ranks = ranks
 
     def leave(self) -> None:
         """Another world begins: one of before has ended, whether torch has said so or not."""

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from meshtrain.torch_backend.operation import Members
 from meshtrain.torch_backend.process_group import MeshProcessGroup
 from meshtrain.torch_backend.reconfigurable import ReconfigurableGroup
+from meshtrain.torch_backend.relay import Relay
 from tests.torch_backend.relays import Router, relays
 from tests.torch_backend.specs import SPEC
 
@@ -21,18 +22,28 @@ SIZE = 3
 TIMEOUT = timedelta(seconds=5)
 
 
+class Owner:
+    """What a process has of its groups."""
+
+    def __init__(self, relay: Relay) -> None:
+        self.close = relay.close
+        self.told: list[tuple[int, ...]] = []
+
+    def members_changed(self, ranks: tuple[int, ...]) -> None:
+        self.told.append(ranks)
+
+
 class Ranks:
     """A group on every rank, in one process."""
 
     def __init__(self, made: list[Any], router: Router) -> None:
         self.relays, self.router = made, router
-        self.told: list[list[tuple[int, ...]]] = [[] for _ in made]
+        self.owners = [Owner(relay) for relay in made]
         self.groups = [
             ReconfigurableGroup(
                 relay,
                 SimpleNamespace(group_id="0", group_rank=rank, group_size=SIZE, timeout=TIMEOUT),
-                relay.close,
-                self.told[rank].append,
+                self.owners[rank],
             )
             for rank, relay in enumerate(made)
         ]
@@ -84,7 +95,7 @@ def test_worlds_follow_each_other(world: Ranks, size: int) -> None:
         world.begin(uuid, *ranks)
         assert [world.groups[rank].rank() for rank in ranks] == list(range(len(ranks)))
         assert [world.groups[rank].getSize() for rank in ranks] == [len(ranks)] * len(ranks)
-        assert world.told[ranks[0]][-1] == ranks
+        assert world.owners[ranks[0]].told[-1] == ranks
         assert world.sums(*ranks, size=size) == [sum(range(1, len(ranks) + 1))] * len(ranks)
 
 
