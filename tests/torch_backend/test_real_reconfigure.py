@@ -1,4 +1,4 @@
-"""A script that goes on with the ranks that are left, on real daemons (P4, P6): a rank is killed, and a daemon."""
+"""A script that goes on with the ranks that are left, on real daemons (P4, P8): a rank is killed, and a daemon."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Groups that go on with the ranks that are left: who is in, what ends, and what a loss does (P6)."""
+"""Groups that go on with the ranks that are left: who is in, what ends, and what a loss does (P8)."""
 
 import threading
 import time
