@@ -56,7 +56,16 @@ CUDA. With the others this was run, on Linux x86-64, two cores:
 MIXED = """
 ## Several versions in one job
 
-`submit` names it ("torch differs: 2.13.0 on anna, 2.14.1 on bert") and goes on.
+`submit` names it ("torch differs: 2.13.0+cpu on anna, 2.14.1 on bert; ...") and goes on. Nothing that travels is
+torch's own but pickles (`all_gather_object`, checkpoints), so both ways work between versions. A kernel of one
+version may compute another last bit than that of another. Replicas of mt.prepare are compared (O9): one that differs
+is named and loads the others' state, which costs time whenever it happens. With torch.distributed nothing compares
+the ranks' weights, as with gloo. `enable_reconfigure` needs 2.14 on all.
+
+Run by hand, 2.13.0 and 2.14.1 in turn on three daemons:
+
+| script | what came of it |
+|---|---|
 """
 
 
