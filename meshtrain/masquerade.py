@@ -9,8 +9,15 @@ import importlib
 from types import ModuleType
 from typing import Any
 
-MEANT = (None, "gloo", "nccl", "mpi", "ucc", "xccl", "cpu:gloo", "cpu:gloo,cuda:nccl", "cuda:nccl,cpu:gloo")
+MEANT = frozenset({"gloo", "nccl", "nccl2", "nccl-lazy", "mpi", "ucc", "xccl", "meshtrain"})
 CLAIMED = "gloo"
+
+
+def is_meant(backend: str | None) -> bool:
+    """Whether a script that names this backend gets this one: a name, or names by device as "cpu:gloo,cuda:nccl"."""
+    if backend is None:
+        return True
+    return MEANT.issuperset(part.rpartition(":")[2].strip() for part in backend.lower().split(","))
 
 
 def install(c10d: ModuleType) -> None:
@@ -25,7 +32,7 @@ def install(c10d: ModuleType) -> None:
         from meshtrain.torch_backend.registration import register
 
         register()
-        return BACKEND if backend is None or str(backend).lower() in MEANT else backend
+        return BACKEND if is_meant(None if backend is None else str(backend)) else backend
 
     @functools.wraps(init)
     def init_process_group(backend: Any = None, *args: Any, **options: Any) -> Any:

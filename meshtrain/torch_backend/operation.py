@@ -7,7 +7,7 @@ from hashlib import blake2b
 
 import torch
 
-from meshtrain.torch_backend.relay import MessageTransfer, Relay
+from meshtrain.torch_backend.relay import GroupError, MessageTransfer, Relay
 
 
 @dataclass(frozen=True)
@@ -18,21 +18,28 @@ class Members:
         name: of the group, equal on all.
         ranks: of the job, by rank of the group.
         rank: one's own in the group.
+        instance: of the world that the group is of.
     """
 
     relay: Relay
     name: str
     ranks: tuple[int, ...]
     rank: int
+    instance: int
 
     @property
     def size(self) -> int:
         """How many there are."""
         return len(self.ranks)
 
+    def check(self) -> None:
+        """Raises GroupError where another world has begun since."""
+        if self.relay.instance != self.instance:
+            raise GroupError("its ranks are those of before the last _reconfigure: make the group again")
+
     def channel(self, *what: object) -> int:
         """A channel's number: equal on all ranks, and another one for everything else."""
-        text = "/".join(map(str, (self.name, self.ranks, *what)))
+        text = "/".join(map(str, (self.name, self.instance, self.ranks, *what)))
         return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
 

@@ -1,7 +1,11 @@
 """The process group that torch calls: it turns torch's arguments into operations on contiguous tensors, and back.
 
-A Python subclass of torch's ProcessGroup (torch 2.6 to 2.13). Which names torch reaches, and how, is documented
-nowhere; they are those that DDP, FSDP, DTensor, ZeRO, distributed checkpoints and torch's own tests were seen to call.
+A Python subclass of torch's ProcessGroup, which every torch from 2.6 on takes. From 2.14 on it also takes a subclass of
+its Backend, behind a ProcessGroup in C++. Of what that returns C++ forwards `wait` and the future alone (2.14.1): to
+`is_completed` it says no for ever, of a receive from anybody not from whom it is, and rank and size cannot change.
+
+Which names torch reaches, and how, is documented nowhere; they are those that DDP, FSDP, DTensor, ZeRO, distributed
+checkpoints and torch's own tests were seen to call.
 """
 
 import contextlib
@@ -39,8 +43,11 @@ class MeshProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._on_shutdown = on_shutdown
         self._operations = 0
         self._sent: Counter[tuple[int, int]] = Counter()
-        self._worker = OperationThreads(f"meshtrain group {members.name}")
+        self._worker = self._new_worker()
         self._group_name = self._group_desc = ""
+
+    def _new_worker(self) -> OperationThreads:
+        return OperationThreads(f"meshtrain group {self._members.name}")
 
     # What torch asks of every group
 
@@ -60,6 +67,20 @@ class MeshProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return BACKEND
 
     name = getBackendName
+
+    # torch 2.14 and later ask a group what lies behind it; here it is the group itself
+
+    supports_coalescing = supports_splitting = supports_shrinking = supports_reconfigure = supports_window = False
+
+    def get_backend(self, _device: Any = None) -> "MeshProcessGroup":
+        """Whatever the device: of tensors that are not on the CPU its operations say so."""
+        return self
+
+    _get_backend = get_backend
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
         """Kept here: torch keeps it in a C++ backend, and there is none."""
@@ -113,6 +134,7 @@ class MeshProcessGroup(_ProcessGroup):  # type: ignore[misc]
         def in_turn() -> None:
             op = Operation(self._members, number, what, timeout_s)
             try:
+                self._members.check()
                 with torch.no_grad():
                     run(op)
             except GroupError as error:
@@ -360,6 +382,7 @@ class MeshProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def send(self, tensors: Any, peer: int, tag: int = 0) -> GroupWork:
         """Sends a tensor."""
         (tensor,) = _listed(tensors)
+        self._check_members(f"send to rank {peer}")
         flat, channel = _flat(tensor), self._members.channel("tag", tag)
         rank = self._members.ranks[peer]
         index = self._sent[rank, channel]
@@ -378,11 +401,18 @@ class MeshProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _receive(self, tensors: Any, rank: int | None, tag: int, what: str) -> GroupWork:
         (tensor,) = _listed(tensors)
+        self._check_members(what)
         flat = _flat(tensor)
         transfer = self._members.relay.receive(rank, self._members.channel("tag", tag), None, as_bytes(flat))
         mark = "recvAnySource" if rank is None else "recv"
         profiled.mark_transfer(mark, tensor, transfer, self._timeout.total_seconds())
         return self._of_transfer(transfer, what, [tensor], flat)
+
+    def _check_members(self, what: str) -> None:
+        try:
+            self._members.check()
+        except GroupError as error:
+            raise dist.DistBackendError(f"{what}: {error}") from error
 
     def _of_transfer(
         self, transfer: MessageTransfer, what: str, tensors: list[torch.Tensor], flat: torch.Tensor

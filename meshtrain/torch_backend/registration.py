@@ -11,6 +11,7 @@ from meshtrain.errors import UsageError
 from meshtrain.torch_backend.bucket_hooks import compress_buckets
 from meshtrain.torch_backend.operation import Members
 from meshtrain.torch_backend.process_group import BACKEND, MeshProcessGroup
+from meshtrain.torch_backend.reconfigurable import ReconfigurableGroup
 from meshtrain.torch_backend.relay import Relay
 from meshtrain.torch_backend.store import DaemonStore
 from meshtrain.train.link.environment import environment_of_job
@@ -68,9 +69,7 @@ class World:
         relay = self.relay()
         own = relay.welcome.rank
         if size > len(relay.welcome.members):
-            raise UsageError(
-                f"a world of {size} ranks on {len(relay.welcome.members)} devices: the job has one rank a device"
-            )
+            raise UsageError(_too_many(size, relay))
         life = (store.add("meshtrain/entries", 1) - 1) // size
         if rank == 0:
             store.set(f"meshtrain/{life}/instance", str(random.SystemRandom().randrange(1, 2**32)))
@@ -82,6 +81,19 @@ class World:
         relay.begin(instance)
         self.ranks = ranks
         return ranks
+
+    def open(self, options: Any) -> ReconfigurableGroup:
+        """Makes the default group of a script that says itself who its members are, again and again."""
+        if options.group_size > len(self.relay().welcome.members):
+            raise UsageError(_too_many(options.group_size, self.relay()))
+        self.ranks = ()
+        group = ReconfigurableGroup(self.relay(), options, self)
+        self.groups.add(group)
+        return group
+
+    def members_changed(self, ranks: tuple[int, ...]) -> None:
+        """The default group's are others now."""
+        self.ranks = ranks
 
     def leave(self) -> None:
         """Another world begins: one of before has ended, whether torch has said so or not."""
@@ -105,16 +117,23 @@ def make_group(options: Any, _backend_options: Any) -> MeshProcessGroup:
     """What torch calls for `init_process_group` and `new_group`."""
     if not options.global_ranks_in_group:  # the default group
         WORLD.leave()
+        if getattr(options, "enable_reconfigure", False):
+            return WORLD.open(options)
         ranks = WORLD.enter(options.store, options.group_rank, options.group_size)
         on_shutdown = WORLD.close
     else:
         assert WORLD.ranks is not None
         ranks = tuple(WORLD.ranks[each] for each in options.global_ranks_in_group)
         on_shutdown = _nothing
-    members = Members(WORLD.relay(), options.group_id, ranks, options.group_rank)
+    relay = WORLD.relay()
+    members = Members(relay, options.group_id, ranks, options.group_rank, relay.instance)
     group = MeshProcessGroup(members, options.timeout, on_shutdown)
     WORLD.groups.add(group)
     return group
+
+
+def _too_many(size: int, relay: Relay) -> str:
+    return f"a world of {size} ranks on {len(relay.welcome.members)} devices: the job has one rank a device"
 
 
 def _nothing() -> None:

@@ -11,6 +11,7 @@ import struct
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
@@ -96,11 +97,13 @@ class GroupTimeout(GroupError):
 class Relay:
     """The connection of this process to its daemon for process groups, and all messages on it.
 
-    `connect` makes one; `begin` follows once all ranks have agreed on a number for this instance of their world. Any
-    thread may send and receive; one of its own reads.
+    `connect` makes one; `begin` follows once all ranks have agreed on a number for this instance of their world, or
+    `join` and then `begin_next`, again and again, where a world is to go on when it has lost a rank. Any thread may
+    send and receive; one of its own reads.
 
     Attributes:
         welcome: who takes part.
+        instance: of the world, now; 0 before the first.
     """
 
     def __init__(self, stream: socket.socket, welcome: GroupWelcome, parser: FrameParser) -> None:
@@ -109,15 +112,33 @@ class Relay:
         self._parser = parser
         self._number = job_number(welcome.spec.job)
         self._lock = threading.RLock()
-        self._instance = 0
-        self._held: list[tuple[Header, bytes]] = []  # frames that came before the instance was known
+        self.instance = 0
+        self._past: set[int] = set()  # instances of before
+        self._process = 0  # this one's number, where instances follow each other; else 0
+        self._processes: Mapping[int, int] = {}  # by rank: whose are in this instance
+        self._ended: dict[int, tuple[int, str]] = {}  # by rank: the process that has ended last, and why
+        self._lost: dict[int, str] = {}  # members, for good
+        self._held: list[tuple[Header, bytes]] = []  # frames of instances that have not begun here
+        self._held_bytes = 0
         self._place = memoryview(b"")
-        self._window = dict.fromkeys(range(len(welcome.members)), limits.RELAY_WINDOW_BYTES)
-        self._eager = dict.fromkeys(range(len(welcome.members)), limits.EAGER_BYTES_MAX)
-        self._arrived = dict.fromkeys(range(len(welcome.members)), 0)  # bytes, not yet given back
-        self._used = dict.fromkeys(range(len(welcome.members)), 0)
-        self._unasked = dict.fromkeys(range(len(welcome.members)), 0)  # bytes of small messages
-        self._sending: dict[int, deque[MessageTransfer]] = {rank: deque() for rank in range(len(welcome.members))}
+        self._revoked: str | None = None
+        self._forget()
+        self._broken: str | None = None
+        self._answers: dict[int, Wire | None] = {}
+        self._answered = threading.Condition(self._lock)
+        self._next_request = 2  # the first was to attach
+        self._reader = threading.Thread(target=self._read, name="meshtrain relay", daemon=True)
+        self._reader.start()
+
+    def _forget(self) -> None:
+        """Nothing is under way, in either direction: an instance begins."""
+        everybody = range(len(self.welcome.members))
+        self._window = dict.fromkeys(everybody, limits.RELAY_WINDOW_BYTES)
+        self._eager = dict.fromkeys(everybody, limits.EAGER_BYTES_MAX)
+        self._arrived = dict.fromkeys(everybody, 0)  # bytes, not yet given back
+        self._used = dict.fromkeys(everybody, 0)
+        self._unasked = dict.fromkeys(everybody, 0)  # bytes of small messages
+        self._sending: dict[int, deque[MessageTransfer]] = {rank: deque() for rank in everybody}
         self._offered: dict[MessageAddress, MessageTransfer] = {}  # sends that wait for READY
         self._asked_for: set[MessageAddress] = set()  # READY came before the send
         self._receiving: dict[MessageAddress, MessageTransfer] = {}
@@ -125,13 +146,7 @@ class Relay:
         self._early: dict[MessageAddress, bytes] = {}  # small messages that nobody has asked for yet
         self._offers: dict[MessageAddress, int] = {}
         self._next_in: dict[tuple[int, int], int] = {}  # of point-to-point channels
-        self._gone: dict[int, str] = {}
-        self._broken: str | None = None
-        self._answers: dict[int, Wire | None] = {}
-        self._answered = threading.Condition(self._lock)
-        self._next_request = 2  # the first was to attach
-        self._reader = threading.Thread(target=self._read, name="meshtrain relay", daemon=True)
-        self._reader.start()
+        self._gone: dict[int, str] = {}  # whose messages end by this error
 
     @classmethod
     def connect(cls, environment: Environment) -> "Relay":
@@ -148,13 +163,50 @@ class Relay:
         return cls(stream, welcome, parser)
 
     def begin(self, instance: int) -> None:
-        """All ranks are in this instance of the world; frames of others are dropped."""
+        """All ranks are in this instance of the world, the only one; frames of others are dropped."""
         with self._lock:
-            self._instance = instance
+            self.instance = instance
             self._send_control(Envelope(Role.NOTICE, 0, GroupBegin(instance=instance)))
-            held, self._held = self._held, []
-            for header, data in held:
-                self._take(header, memoryview(data))
+            self._take_held()
+
+    def join(self, process: int) -> None:
+        """This process is to be in instances that follow each other, and goes on when one of its members is lost.
+
+        Args:
+            process: a number that no other process of this job has.
+        """
+        with self._lock:
+            self._process = process
+            self._revoked = "this group has no members yet: call torch.distributed's _reconfigure first"
+            self._send_control(Envelope(Role.NOTICE, 0, GroupBegin(instance=process, survives_losses=True)))
+            self._take_held()
+
+    def begin_next(self, instance: int, processes: Mapping[int, int]) -> None:
+        """Another instance begins, of these processes, by rank; all that was under way has ended by `revoke`."""
+        with self._lock:
+            self._past.add(self.instance)
+            self.instance, self._processes, self._revoked = instance, processes, None
+            self._forget()
+            for rank, process in processes.items():
+                ended, why = self._ended.get(rank, (0, ""))
+                if rank in self._lost or ended == process:
+                    self._revoke(self._lost.get(rank, why))
+            self._take_held()
+
+    def revoke(self, why: str) -> None:
+        """Whatever is under way or begins ends by this error, until another instance begins."""
+        with self._lock:
+            self._revoke(why)
+
+    def _revoke(self, why: str) -> None:
+        if self._revoked is None:
+            self._revoked = why
+            self._end_all(why)
+
+    def _take_held(self) -> None:
+        held, self._held, self._held_bytes = self._held, [], 0
+        for header, data in held:
+            self._take(header, memoryview(data))
 
     def close(self) -> None:
         """Ends the connection; the other ranks hear of it behind all that was sent."""
@@ -245,7 +297,7 @@ class Relay:
             Kind.RELAYED,
             PREFIX.size + len(data),
             job=self._number,
-            round=self._instance,
+            round=self.instance,
             contributors=1 << rank,
         )
         self._write(header.encode() + PREFIX.pack(what, index, channel, number), data)
@@ -284,8 +336,8 @@ class Relay:
         with self._lock:
             transfer = MessageTransfer(place, rank, channel, -1 if index is None else index)
             if rank is None:
-                if self._broken is not None:
-                    self._end(transfer, self._broken)
+                if why := self._broken or self._revoked:
+                    self._end(transfer, why)
                 else:
                     self._any.setdefault(channel, deque()).append(transfer)
                     self._match_any(channel)
@@ -407,7 +459,11 @@ class Relay:
                         self._answers[envelope.id] = body
                         self._answered.notify_all()
                 case MemberLost(rank=rank, reason=reason):
-                    self._peer_gone(rank, f"{self.name(rank)} is gone: {reason}")
+                    self._lost[rank] = why = f"{self.name(rank)} is gone: {reason}"
+                    if not self._process:
+                        self._peer_gone(rank, why)
+                    elif rank in self._processes:
+                        self._revoke(why)
                 case Stop(reason=reason):
                     self._break(f"the job ends: {reason}")
                 case Refuse(reason=reason):
@@ -417,15 +473,13 @@ class Relay:
 
     def _take(self, header: Header, payload: memoryview) -> None:
         rank = header.contributors.bit_length() - 1
-        if not self._instance:
-            self._held.append((header, bytes(payload)))
-            self._check_unasked(rank, len(self._held))
-            return
-        if header.round != self._instance:
-            return
-        if header.step == GROUP_ENDS:
+        if header.step == GROUP_ENDS and (self.instance or self._process):
             why = bytes(payload).decode(errors="replace")
-            self._peer_gone(rank, f"{self.name(rank)} has left the process group: {why}")
+            self._process_ended(rank, header.round, f"{self.name(rank)} has left the process group: {why}")
+            return
+        if header.round != self.instance:
+            if not self.instance or (self._process and header.round not in self._past):
+                self._hold(rank, header, payload)
             return
         what, index, channel, number = PREFIX.unpack_from(payload)
         data, address = payload[PREFIX.size :], MessageAddress(rank, channel, index)
@@ -469,6 +523,23 @@ class Relay:
             case _:
                 raise GroupError(f"{self.name(rank)} sent {what}: versions differ")
 
+    def _process_ended(self, rank: int, process: int, why: str) -> None:
+        if not self._process:
+            if process == self.instance:
+                self._peer_gone(rank, why)
+            return
+        self._ended[rank] = process, why
+        if self._processes.get(rank) == process:
+            self._revoke(why)  # others may be waiting for those that wait for it
+
+    def _hold(self, rank: int, header: Header, payload: memoryview) -> None:
+        """Keeps what belongs to an instance that others have begun first."""
+        self._held.append((header, bytes(payload)))
+        self._held_bytes += len(payload)
+        self._check_unasked(rank, len(self._held))
+        if self._held_bytes > limits.RELAY_WINDOW_BYTES * len(self.welcome.members):
+            raise GroupError("the other ranks send more than anybody has asked for")
+
     def _check_unasked(self, rank: int, count: int) -> None:
         """P2 bounds what an honest rank sends before it is asked; others must not fill this process."""
         if count > UNASKED_MAX or self._unasked[rank] > limits.EAGER_BYTES_MAX:
@@ -503,7 +574,7 @@ class Relay:
     # Ends
 
     def _why_not(self, rank: int) -> str | None:
-        return self._broken or self._gone.get(rank)
+        return self._broken or self._revoked or self._gone.get(rank)
 
     def _end(self, transfer: MessageTransfer, error: str | None = None) -> None:
         if transfer.ended:
@@ -534,6 +605,11 @@ class Relay:
         if self._broken is not None:
             return
         self._broken = why
+        self._end_all(why)
+        self._answered.notify_all()
+
+    def _end_all(self, why: str) -> None:
+        """Nothing of what is under way ends well any more."""
         for transfers in (self._receiving, self._offered):
             for transfer in tuple(transfers.values()):
                 self._end(transfer, why)
@@ -542,4 +618,3 @@ class Relay:
             while waiting:
                 self._end(waiting.popleft(), why)
         self._end_any(why)
-        self._answered.notify_all()

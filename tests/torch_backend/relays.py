@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 from meshtrain.torch_backend.operation import Members, Operation
 from meshtrain.torch_backend.relay import Relay
 from meshwire.frames.header import GROUP_ENDS, Header, Kind, control_frames
-from meshwire.frames.parser import ChunkAnnounced, ChunkReceived, FrameParser
-from meshwire.messages.envelope import Envelope, Role, encode
-from meshwire.messages.group import GroupWelcome, MemberLost
+from meshwire.frames.parser import ChunkAnnounced, ChunkReceived, ControlReceived, FrameParser
+from meshwire.messages.envelope import Envelope, Role, decode, encode
+from meshwire.messages.group import GroupBegin, GroupWelcome, MemberLost
 from meshwire.messages.job import JobSpec, Member
 
 JOB = "1kx3000000aa"
@@ -49,8 +49,13 @@ class Router:
                             place = memoryview(bytearray(header.payload_bytes))
                             event = parser.land(place)
                         case ChunkReceived(header):
-                            instance = header.round
-                            self._pass(rank, header.contributors.bit_length() - 1, instance, bytes(place))
+                            self._pass(rank, header.contributors.bit_length() - 1, header.round, bytes(place))
+                            event = None
+                        case ControlReceived(_, payload):
+                            envelope = decode(payload)
+                            assert isinstance(envelope, Envelope)
+                            if isinstance(envelope.body, GroupBegin):
+                                instance = envelope.body.instance
                             event = None
                         case _:
                             event = None
@@ -85,8 +90,8 @@ class Router:
 
 
 @contextlib.contextmanager
-def relays(size: int, spec: JobSpec) -> Iterator[tuple[list[Relay], Router]]:
-    """So many, in one world."""
+def relays(size: int, spec: JobSpec, instance: int | None = 7) -> Iterator[tuple[list[Relay], Router]]:
+    """So many, in one world; None: in none yet."""
     router = Router(size)
     members = tuple(Member(device=f"{rank:064x}", incarnation=1, name=f"n{rank}") for rank in range(size))
     made = []
@@ -96,7 +101,8 @@ def relays(size: int, spec: JobSpec) -> Iterator[tuple[list[Relay], Router]]:
             parser.long_messages = True
             made.append(Relay(end, GroupWelcome(spec=spec, rank=rank, members=members), parser))
         for relay in made:
-            relay.begin(7)
+            if instance is not None:
+                relay.begin(instance)
         yield made, router
     finally:
         for relay in made:
@@ -113,7 +119,7 @@ def everywhere(
     errors: list[BaseException] = []
 
     def on(rank: int) -> None:
-        op = Operation(Members(made[rank], "world", ranks, rank), number, "test", timeout_s)
+        op = Operation(Members(made[rank], "world", ranks, rank, made[rank].instance), number, "test", timeout_s)
         try:
             results[rank] = run(rank, op)
         except BaseException as error:

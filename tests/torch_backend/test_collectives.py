@@ -255,9 +255,9 @@ def test_frames_of_another_instance_are_dropped() -> None:
     """Those of processes that have ended; and what comes before this one's number is known waits."""
     with relays(2, SPEC) as (world, router):
         receiving = world[1].receive(0, 1, 0, memoryview(bytearray(1)))
-        world[0]._instance = 6
+        world[0].instance = 6
         world[0].send(1, 1, 0, memoryview(b"a"))
-        world[0]._instance = 7
+        world[0].instance = 7
         world[0].send(1, 1, 0, memoryview(b"b"))
         receiving._event.wait(5.0)
         assert bytes(receiving.place) == b"b"

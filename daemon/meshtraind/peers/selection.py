@@ -181,7 +181,8 @@ def _differences(first: tuple[Member, Software], other: tuple[Member, Software])
         if ours != theirs:
             notes.append(
                 f"{what} differs: {ours} on {first[0].name}, {theirs} on {other[0].name}; "
-                "replicas may drift apart or the script may fail on one of them"
+                "install the same on both, for the script may fail on one, or replicas drift apart, which mt.prepare "
+                "mends at a cost, and torch.distributed does not notice"
             )
     return notes
 

@@ -60,6 +60,7 @@ class GroupRelay:
     Attributes:
         used: whether the script has made a process group.
         exchanged: whether it has sent or received something in one.
+        survives_losses: the script goes on without whoever is lost.
     """
 
     def __init__(self, job: Job, links: Mapping[int, Connection]) -> None:
@@ -76,6 +77,7 @@ class GroupRelay:
         self._instance = 0
         self.used = False
         self.exchanged = False
+        self.survives_losses = False
 
     # The learner here
 
@@ -102,8 +104,9 @@ class GroupRelay:
         return self._learner is not None and connection is self._learner.end
 
     def begin(self, body: GroupBegin) -> None:
-        """The ranks have agreed on the instance of their world."""
+        """The ranks have agreed on the instance of their world, or will by themselves."""
         self._instance = body.instance
+        self.survives_losses = body.survives_losses
 
     def learner_lost(self, connection: Connection) -> None:
         """Its socket has closed: the others are told behind all that it has sent them."""

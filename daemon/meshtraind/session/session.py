@@ -192,6 +192,9 @@ class JobSession:
         why = self._named(explained)
         self._metrics.failure = why
         self.tell_report()  # before the others learn that nobody computes any more
+        if self.group.survives_losses and job.others_go_on:
+            self._leave_to_others(why)
+            return False
         requests = self.learner.requests
         broken = self.passage.founding and requests is not None and requests.broken
         if self.group.used or broken or not self.passage.learner_died(failed=code > 0):
@@ -206,6 +209,13 @@ class JobSession:
         if ending is Ending.FORWARD:
             self._forward(why)
         return ending is Ending.RESTART
+
+    def _leave_to_others(self, why: str) -> None:
+        """The script here is started no more, and those of the others go on without it (P4)."""
+        self._learners.given_up = True
+        self.passage.learner_died(failed=True)
+        log.warning("job %s: %s\n%s", self.job.spec.job, why, Ending.FORWARD.value)
+        self._forward(why)
 
     def _forward(self, why: str) -> None:
         """No process is started any more: this device forwards what the others send, if one of them computes."""

@@ -342,6 +342,11 @@ class Job:
         ended = {rank for rank, report in self.reports.items() if report.exit_code == 0}
         return set(self.counted) - {self.rank} <= ended
 
+    @property
+    def others_go_on(self) -> bool:
+        """Whether the script of another rank that computes, or is about to, has not ended."""
+        return bool(set(self.counted) - {self.rank} - self.gone)
+
     def wait(self, reason: str) -> None:
         """Notes what a change of the generation waits for now; empty: for nothing."""
         self.waiting = reason

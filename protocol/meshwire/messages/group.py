@@ -40,9 +40,14 @@ class GroupWelcome(Wire):
 @message("group.begin")
 class GroupBegin(Wire):
     """Notice to the daemon: all of this connection belongs to this instance of the world, which all ranks have agreed
-    on; frames of others are of processes that have ended."""
+    on; frames of others are of processes that have ended.
+
+    With `survives_losses` the script goes on when it loses others, in instances that its ranks make by themselves; the
+    number is then this process's own, by which its end is told.
+    """
 
     instance: Instance
+    survives_losses: bool = False
 
 
 @message("group.lost")
