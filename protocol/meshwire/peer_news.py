@@ -58,6 +58,8 @@ def news(before: JobSummary, after: JobSummary) -> list[str]:
         lost += provisional(after)
     if not before.generation or not after.generation or after.state not in UNDER_WAY:
         return lost
+    if after.restarted is not None:  # all scripts began anew, with whoever is there: one line says it all
+        return [*([printable(after.restarted)] if after.restarted != before.restarted else []), *lost]
     return [*_departures(before, after), *_learners(before, after), *lost, *_arrivals(before, after)]
 
 

@@ -2,6 +2,7 @@
 
 from meshwire.membership.lineage import rank_of
 from meshwire.messages.generation import Enter, Promised, Standing
+from meshwire.messages.group import World
 from meshwire.messages.job import Generation, Member
 
 NUMBER_MAX = 2**32 - 1
@@ -79,6 +80,10 @@ def enter_wrong(enter: Enter, generation: Generation, rank: int, standing: Stand
         return "it names ranks that are not in the generation"
     if not {*enter.awaited} <= {*generation.ranks} or (enter.awaited and enter.giver not in enter.awaited):
         return "it awaits learners of others than its members, or their giver is none of these"
+    if (standing.world is not None and enter.world is None) or (
+        enter.world is not None and _world_wrong(enter.world, generation)
+    ):
+        return "its world is not of this generation, or of an earlier one"
     if enter.way == "back" and (enter.reload != generation.ranks or generation.learning):
         return "it gives rounds up that a learner has computed with"
     if rank in enter.reload:
@@ -91,6 +96,11 @@ def enter_wrong(enter: Enter, generation: Generation, rank: int, standing: Stand
     if enter.source == rank and standing.complete < enter.cut:
         return "its source lacks rounds"
     return None
+
+
+def _world_wrong(world: World, generation: Generation) -> bool:
+    ranks = {*world.ranks}
+    return len(ranks) < len(world.ranks) or not ranks <= {*generation.ranks} or world.number > generation.number
 
 
 assert NUMBER_LEAP_MAX < NUMBER_MAX

@@ -11,11 +11,16 @@ from meshwire import limits
 from meshwire.jobs.lifecycle import JobId
 from meshwire.message_base import Wire
 from meshwire.messages.envelope import message
-from meshwire.messages.job import JobSpec, Member, Rank, Text
+from meshwire.messages.job import JobSpec, Member, Rank, Reason, Text
 
 EITHER_OR = (  # P5
     "mt.prepare and torch.distributed in one script: mt.prepare exchanges the gradients itself, so take "
     "init_process_group and DistributedDataParallel out; or leave mt.prepare out"
+)
+
+NOT_PREPARED = (  # P6
+    "mt.prepare in a job with --restart: a job with mt.prepare goes on by itself, from the memory of those that are left; "
+    "submit it without --restart"
 )
 
 Instance = Annotated[int, Field(ge=1, lt=2**32)]
@@ -23,9 +28,38 @@ StoreKey = Annotated[str, Field(max_length=limits.STORE_KEY_CHARS_MAX)]
 StoreValue = Annotated[bytes, Field(max_length=limits.STORE_VALUE_BYTES_MAX)]
 
 
+class World(Wire):
+    """P6: whose scripts run together in a job that restarts them: torch's world.
+
+    Attributes:
+        number: of the generation in which it began.
+        restarts: how many failures came before it.
+        ranks: of the job, by rank of the world. Who was in the world before comes first.
+        why: the one before has ended, for people; empty: of the first.
+    """
+
+    number: Annotated[int, Field(ge=1)]
+    restarts: Annotated[int, Field(ge=0)]
+    ranks: Annotated[tuple[Rank, ...], Field(max_length=limits.MEMBERS_MAX)]
+    why: Reason = ""
+
+
+class WorldHere(Wire):
+    """P6: the newest world that a member was in, and what has become of its part.
+
+    Attributes:
+        broken: why it cannot go on, if it cannot.
+        done: the script here has ended well.
+    """
+
+    world: World
+    broken: Reason | None = None
+    done: bool = False
+
+
 @message("group.welcome")
 class GroupWelcome(Wire):
-    """Reply to the `Attach` of a learner that makes a process group."""
+    """Reply to the `Attach` of a learner that makes a process group: its rank in the world, and who is in that."""
 
     spec: JobSpec
     rank: Rank
@@ -62,6 +96,7 @@ class StoreAsk(Wire):
     expected: StoreValue = b""
     amount: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
     timeout_s: Annotated[float, Field(ge=0, le=limits.STORE_WAIT_S_MAX)] = 0.0
+    world: Annotated[int, Field(ge=0)] = 0  # between daemons: number of the `World`, 0 in a job that has but one
 
 
 @message("store.answer")
