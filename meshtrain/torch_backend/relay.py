@@ -24,7 +24,7 @@ from meshwire.frames.parser import Broken, ChunkAnnounced, ChunkReceived, Contro
 from meshwire.jobs.lifecycle import job_number
 from meshwire.message_base import Wire
 from meshwire.messages.envelope import Envelope, Failure, Role, decode, encode
-from meshwire.messages.group import GroupBegin, GroupWelcome, MemberLost, StoreAnswer, StoreAsk
+from meshwire.messages.group import GroupBegin, GroupWelcome, MemberLost, SignOfLife, StoreAnswer, StoreAsk
 from meshwire.messages.learner import Stop
 from meshwire.messages.link import Refuse
 from meshwire.messages.local import Attach
@@ -406,10 +406,12 @@ class Relay:
                     if envelope.id in self._answers:
                         self._answers[envelope.id] = body
                         self._answered.notify_all()
+                case SignOfLife():
+                    self._send_control(Envelope(Role.NOTICE, 0, body))
                 case MemberLost(rank=rank, reason=reason):
                     self._peer_gone(rank, f"{self.name(rank)} is gone: {reason}")
                 case Stop(reason=reason):
-                    self._break(f"the job ends: {reason}")
+                    self._break(f"the process group ends: {reason}")
                 case Refuse(reason=reason):
                     raise GroupError(f"the daemon refused: {reason}")
                 case _:

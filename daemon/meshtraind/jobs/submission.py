@@ -84,9 +84,7 @@ class Submission:
             notes.append(f"devices that are paired or wake up while it runs join it, up to {body.peers_max} in all")
         if isinstance(body, Submit) and body.restarts_max is not None:
             if body.independent:
-                raise RequestFailed(
-                    "--restart is for scripts that train together, --independent for all others: take one"
-                )
+                raise RequestFailed("--restart is for scripts that train together, --independent for others: take one")
             if await asyncio.to_thread(calls_prepare, Path(body.root) / body.script):
                 raise RequestFailed(f"{body.script} uses {NOT_PREPARED}")
         if isinstance(body, Submit) and body.modules and not body.requirements:

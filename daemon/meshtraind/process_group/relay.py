@@ -84,6 +84,7 @@ class GroupRelay:
         self._lost: dict[int, str] = {}
         self._left: set[int] = set()  # ranks whose learners have left the instance of now
         self._instance = 0
+        self._ending: str | None = None
         self.used = used
 
     @property
@@ -114,12 +115,22 @@ class GroupRelay:
             raise RequestFailed(f"{self.name(rank)} is gone: {reason}")
         self._learner = Outlet(connection)
         self._instance = 0
+        self._ending = None
         self.used = True
         for header, payload in self._early:
             self._learner.put(header, payload)
         self._early.clear()
         self._inbound_bytes.clear()
         return GroupWelcome(spec=self._job.spec, rank=self.place, members=self.members)
+
+    @property
+    def learner(self) -> Connection | None:
+        """The connection of the process that has the group; None: there is none."""
+        return None if self._learner is None else self._learner.end
+
+    def will_end(self, reason: str) -> None:
+        """This daemon is about to end the learner here; the others will be told so."""
+        self._ending = reason
 
     def is_over(self, connection: Connection) -> bool:
         """Whether this connection is the group's."""
@@ -138,7 +149,7 @@ class GroupRelay:
         self._learner = None
         self._places.pop(-1, None)
         if self._instance:
-            why = memoryview((self.loss or "its script has ended, or destroyed it").encode())
+            why = memoryview((self._ending or self.loss or "its script has ended, or destroyed it").encode())
             last = self._header(len(why), self._instance, step=GROUP_ENDS)
             for rank in self.ranks:
                 if rank != self._job.rank:

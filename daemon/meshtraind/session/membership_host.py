@@ -233,8 +233,9 @@ class MembershipHost(Generic[C]):
     async def first_rounds(self, body: LearnerModel) -> "Rounds":
         """Those of a job that begins, of the model that its learner has described. Raises RequestFailed."""
         if self._job.spec.restarts_max is not None:
-            self._keeper.fail(f"{self.who}: {NOT_PREPARED}")
-            raise RequestFailed(NOT_PREPARED)
+            why = f"the script uses {NOT_PREPARED}"
+            self._keeper.fail(f"{self.who}: {why}")
+            raise RequestFailed(why)
         prepared = await described_model(self._job, body)
         await self.beginning.read(body)
         if self.rounds is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from meshtraind.learner.script_error import explain_end
 from meshtraind.learner.supervisor import Ending, LearnerSupervisor
 from meshtraind.peers.node import Node
+from meshtraind.process_group.pulse import Pulse
 from meshtraind.process_group.relay import GroupRelay
 from meshtraind.recovery.checkpointer import Checkpointer
 from meshtraind.recovery.state_donor import StateDonor
@@ -120,6 +121,7 @@ class JobSession:
         self._invite()
         self._tasks.spawn(self._run(self._learners.run), "learner")
         self._tasks.spawn(self._report_regularly(), "report")
+        self._tasks.spawn(self._watch_group(), "watch the process group")
 
     def _invite(self) -> None:
         if self._inviting is not None:
@@ -134,6 +136,7 @@ class JobSession:
         """Asks to be taken into the job, with which others have gone on; the learner follows then."""
         self.job.advance(JobEvent.START)
         self._tasks.spawn(self._report_regularly(), "report")
+        self._tasks.spawn(self._watch_group(), "watch the process group")
         self._invite()
         await self.passage.come_back()
 
@@ -227,14 +230,18 @@ class JobSession:
         if disturbed:  # the daemon of whoever is to blame, or all that miss it, bring the next world
             self._tasks.spawn(self._want_world_later(worlds.begun, why), "hear of the next world")
         else:
-            worlds.broken = why
+            worlds.broken = self._in_short(why)
             self.passage.want_world()
+
+    def _in_short(self, why: str) -> str:
+        """A failure of the script here in a few words: the device, and the first line."""
+        return f"{self._node.name}: {why.removeprefix(f'{self.who}: ').partition(chr(10))[0]}"
 
     async def _want_world_later(self, number: int, why: str) -> None:
         """For another rank may have left in good order, and nobody else wants the next world then."""
         await asyncio.sleep(self._node.patience_s)
         if self.worlds.begun == number and not self.job.ending:
-            self.worlds.broken = self.worlds.broken or why
+            self.worlds.broken = self.worlds.broken or self._in_short(why)
             self.passage.want_world()
 
     def world(self) -> WorldHere | None:
@@ -597,6 +604,18 @@ class JobSession:
                 self.passage.generations.progress()
             self.passage.look_for_stalls()
             await asyncio.sleep(REPORT_INTERVAL_S)
+
+    async def _watch_group(self) -> None:
+        """Ends a script with a process group that stands still, for all others would wait for it (P7)."""
+        pulse = Pulse(self._node.patience_s)
+        while True:
+            await asyncio.sleep(pulse.beat_s)
+            if pulse.beat(self.group.learner) and self.job.state is JobState.RUNNING:
+                stands = f"its process stands still: no answer and no computing for {self._node.patience_s:g} s"
+                log.error("job %s: %s", self.job.spec.job, self._named(stands))
+                self._why_ended = stands
+                self.group.will_end(stands)
+                await self._learners.kill()
 
     async def _end_if_it_hangs(self) -> None:
         """Ends a learner that hangs, for all others would wait for it: it is lost like one that has failed, and may be

@@ -80,9 +80,7 @@ def enter_wrong(enter: Enter, generation: Generation, rank: int, standing: Stand
         return "it names ranks that are not in the generation"
     if not {*enter.awaited} <= {*generation.ranks} or (enter.awaited and enter.giver not in enter.awaited):
         return "it awaits learners of others than its members, or their giver is none of these"
-    if (standing.world is not None and enter.world is None) or (
-        enter.world is not None and _world_wrong(enter.world, generation)
-    ):
+    if (standing.world is not None and enter.world is None) or _is_elsewhere(enter.world, generation):
         return "its world is not of this generation, or of an earlier one"
     if enter.way == "back" and (enter.reload != generation.ranks or generation.learning):
         return "it gives rounds up that a learner has computed with"
@@ -98,7 +96,9 @@ def enter_wrong(enter: Enter, generation: Generation, rank: int, standing: Stand
     return None
 
 
-def _world_wrong(world: World, generation: Generation) -> bool:
+def _is_elsewhere(world: World | None, generation: Generation) -> bool:
+    if world is None:
+        return False
     ranks = {*world.ranks}
     return len(ranks) < len(world.ranks) or not ranks <= {*generation.ranks} or world.number > generation.number
 

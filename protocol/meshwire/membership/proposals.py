@@ -178,10 +178,8 @@ def next_world(
     done = {rank for rank in stay if told[rank].done}
     come = [rank for rank in generation.ranks if rank not in stay and not (rank in told and told[rank].done)]
     lost = [rank for rank in last.ranks if rank not in stay]
-    broken = [told[rank].broken for rank in stay]
-    failures = [_told(generation, lost, "was lost", "were lost")] * bool(lost) + [
-        why for why in broken if why is not None
-    ]
+    failures = [_told(generation, lost, "was lost", "were lost")] if lost else []
+    failures += [why for rank in stay if (why := told[rank].broken) is not None]
     if not failures and not come:
         return last
     return World(

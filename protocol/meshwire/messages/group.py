@@ -19,8 +19,8 @@ EITHER_OR = (  # P5
 )
 
 NOT_PREPARED = (  # P6
-    "mt.prepare in a job with --restart: a job with mt.prepare goes on by itself, from the memory of those that are left; "
-    "submit it without --restart"
+    "mt.prepare, and --restart is for scripts without it: a job with mt.prepare goes on by itself, from the memory of "
+    "those that are left. Submit it without --restart"
 )
 
 Instance = Annotated[int, Field(ge=1, lt=2**32)]
@@ -72,6 +72,11 @@ class GroupBegin(Wire):
     on; frames of others are of processes that have ended."""
 
     instance: Instance
+
+
+@message("group.alive")
+class SignOfLife(Wire):
+    """Notice to the learner, several times within a patience, which sends it back at once, whatever its script does."""
 
 
 @message("group.lost")

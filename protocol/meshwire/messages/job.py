@@ -440,9 +440,7 @@ class JobSummary(Wire):
     refused: Annotated[tuple[RefusedRank, ...], Field(max_length=limits.MEMBERS_MAX)] = ()  # as this device knows
     provisional: bool = False  # the generation is: its rounds are given up if others are entitled to go on
     prediction: Prediction | None = None  # as of `JobSpec`
-    restarted: Text | None = (
-        None  # P6: why the scripts were begun again last, on which devices, for the how manieth time
-    )
+    restarted: Text | None = None  # P6: why all scripts were begun again last, and where
 
 
 @message("job.found")
