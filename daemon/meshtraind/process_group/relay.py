@@ -85,6 +85,7 @@ class GroupRelay:
         self._left: set[int] = set()  # ranks whose learners have left the instance of now
         self._instance = 0
         self._ending: str | None = None
+        self._disturbed: bool | None = None  # when the learner here has left; None: it has not
         self.used = used
 
     @property
@@ -115,7 +116,7 @@ class GroupRelay:
             raise RequestFailed(f"{self.name(rank)} is gone: {reason}")
         self._learner = Outlet(connection)
         self._instance = 0
-        self._ending = None
+        self._ending = self._disturbed = None
         self.used = True
         for header, payload in self._early:
             self._learner.put(header, payload)
@@ -147,6 +148,7 @@ class GroupRelay:
             return
         self._learner.close()
         self._learner = None
+        self._disturbed = bool(self._lost or self._left)  # whoever leaves later does so for the sake of this one
         self._places.pop(-1, None)
         if self._instance:
             why = memoryview((self._ending or self.loss or "its script has ended, or destroyed it").encode())
@@ -251,8 +253,8 @@ class GroupRelay:
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether what becomes of the script here may be for the sake of another rank, which is gone or has left."""
-        return bool(self._lost or self._left)
+        """Whether the script here ends, or has ended, when another rank was gone or had left: perhaps for its sake."""
+        return bool(self._lost or self._left) if self._disturbed is None else self._disturbed
 
     def stop(self, reason: str) -> None:
         """The job ends: whatever the learner waits for does not come."""

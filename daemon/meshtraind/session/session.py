@@ -205,7 +205,7 @@ class JobSession:
             self._metrics.exit_code = code
             if rounds is not None:
                 rounds.learner.gone("it failed")
-            self.fail(why)
+            self._fail_of_group(why)
             return False
         if job.ending:  # it was the last one that held the base
             return False
@@ -224,7 +224,7 @@ class JobSession:
         sure = not disturbed and self._learners.fails_again(code)
         if sure or worlds.used_up:
             self._metrics.exit_code = code
-            self.fail(f"{why}\n{SURE_TO_FAIL}" if sure else why)
+            self._fail_of_group(f"{why}\n{SURE_TO_FAIL}" if sure else why)
             return
         log.warning("job %s: %s", self.job.spec.job, why)
         if disturbed:  # the daemon of whoever is to blame, or all that miss it, bring the next world
@@ -232,6 +232,17 @@ class JobSession:
         else:
             worlds.broken = self._in_short(why)
             self.passage.want_world()
+
+    def _fail_of_group(self, why: str) -> None:
+        """Ends the job; where another rank has left before, its daemon has a while to tell the first reason."""
+        if self.group.is_disturbed and self.group.loss is None:
+            self._tasks.spawn(self._fail_later(why), "hear why another rank has left")
+        else:
+            self.fail(why)
+
+    async def _fail_later(self, why: str) -> None:
+        await asyncio.sleep(GROUP_LAST_WORDS_S)
+        self.fail(why)
 
     def _in_short(self, why: str) -> str:
         """A failure of the script here in a few words: the device, and the first line."""
