@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from meshtraind.transport.requests import RequestFailed
 from meshwire.frames.header import Header, Kind
 from meshwire.message_base import Wire
-from meshwire.messages.group import World
+from meshwire.messages.group import GroupWorld
 from meshwire.messages.job import BaseHash, End, Stage
 from meshwire.messages.learner import (
     LearnerHash,
@@ -229,7 +229,7 @@ class LearnerProcesses:
     def world(self) -> None:
         """It restarts no scripts."""
 
-    def world_entered(self, world: World) -> None:
+    def world_entered(self, world: GroupWorld) -> None:
         """There is none."""
         raise AssertionError(world)
 

@@ -20,13 +20,13 @@ from meshtraind.process_group.relay import GroupRelay
 from meshtraind.session.worlds import Worlds
 from meshtraind.transport.requests import RequestFailed
 from meshwire.frames.header import GROUP_ENDS, Header, Kind
-from meshwire.messages.group import GroupBegin, MemberLost, SignOfLife, StoreAnswer, StoreAsk, World, WorldHere
+from meshwire.messages.group import GroupBegin, GroupWorld, MemberLost, SignOfLife, StoreAnswer, StoreAsk, WorldHere
 from meshwire.messages.job import Generation, Member
 from meshwire.messages.learner import Stop
 from tests.torch_backend.specs import SPEC
 
 NAMES = ("anna", "bert", "cleo")
-SECOND = World(number=4, restarts=1, ranks=(2, 1), why="anna was lost")
+SECOND = GroupWorld(number=4, restarts=1, ranks=(2, 1), why="anna was lost")
 
 
 class End:
@@ -132,7 +132,7 @@ def test_what_people_are_told_and_when_restarts_are_used_up() -> None:
     worlds = Worlds(job, {})
     members = job.members
     worlds.found(Generation.first(SPEC.job, members[0].device, members))
-    assert worlds.world == World(number=1, restarts=0, ranks=(0, 1, 2))
+    assert worlds.world == GroupWorld(number=1, restarts=0, ranks=(0, 1, 2))
     worlds.group.attach(cast(Any, learner))
     worlds.start()
     assert worlds.enter(worlds.world) is None, "it goes on"
@@ -149,11 +149,11 @@ def test_what_people_are_told_and_when_restarts_are_used_up() -> None:
     assert worlds.enter(came) == "anna has come: restarting on cleo, bert and anna"
     worlds.broken = "bert: x"
     assert worlds.here(done=False) == WorldHere(world=came, broken="bert: x")
-    twice = World(number=6, restarts=2, ranks=(2, 1, 0), why="bert: x")
+    twice = GroupWorld(number=6, restarts=2, ranks=(2, 1, 0), why="bert: x")
     assert worlds.enter(twice) == "bert: x: restarting on cleo, bert and anna, 2 of 2"
     assert worlds.used_up
     assert not worlds.is_over
-    assert worlds.enter(World(number=7, restarts=3, ranks=(2,), why="bert was lost")) == (
+    assert worlds.enter(GroupWorld(number=7, restarts=3, ranks=(2,), why="bert was lost")) == (
         "bert was lost, and --restart 2 is used up"
     )
     assert worlds.is_over

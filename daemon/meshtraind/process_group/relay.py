@@ -14,7 +14,7 @@ from meshtraind.transport.requests import ConnectionEnded, RequestFailed
 from meshwire import limits
 from meshwire.frames.header import GROUP_ENDS, Header, Kind
 from meshwire.jobs.lifecycle import job_number
-from meshwire.messages.group import GroupBegin, GroupWelcome, MemberLost, StoreAnswer, StoreAsk, World
+from meshwire.messages.group import GroupBegin, GroupWelcome, GroupWorld, MemberLost, StoreAnswer, StoreAsk
 from meshwire.messages.job import Member
 from meshwire.messages.learner import Stop
 
@@ -68,7 +68,7 @@ class GroupRelay:
     """
 
     def __init__(
-        self, job: Job, links: Mapping[int, Connection], world: World | None = None, *, used: bool = False
+        self, job: Job, links: Mapping[int, Connection], world: GroupWorld | None = None, *, used: bool = False
     ) -> None:
         self._job = job
         self._world = world

@@ -28,7 +28,7 @@ from meshtraind.transport.messenger import Messenger
 from meshtraind.transport.requests import RequestFailed
 from meshwire.message_base import Wire
 from meshwire.messages.generation import AskState, Enter, Holding, Model, SavedState, Wish
-from meshwire.messages.group import NOT_PREPARED, World, WorldHere
+from meshwire.messages.group import NOT_PREPARED, GroupWorld, WorldHere
 from meshwire.messages.job import Generation
 from meshwire.messages.learner import LearnerModel
 from meshwire.model.manifest import ModelManifest
@@ -67,7 +67,7 @@ class LearnerKeeper(Protocol):
     def world(self) -> WorldHere | None:
         """Of a job that restarts its scripts: the newest world that this device was in (P6)."""
 
-    def world_entered(self, world: World) -> None:
+    def world_entered(self, world: GroupWorld) -> None:
         """All that take part have agreed on this world, which may be the one of now. Of it nothing is sent yet."""
 
     def world_begins(self) -> None:

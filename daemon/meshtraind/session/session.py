@@ -32,7 +32,7 @@ from meshwire.jobs.checkpoint_schedule import CheckpointSchedule
 from meshwire.jobs.lifecycle import JobEvent, JobState, job_number
 from meshwire.message_base import Wire
 from meshwire.messages.generation import Model
-from meshwire.messages.group import EITHER_OR, GroupWelcome, World, WorldHere
+from meshwire.messages.group import EITHER_OR, GroupWelcome, GroupWorld, WorldHere
 from meshwire.messages.job import BaseHash, End, Generation, Outcome
 from meshwire.messages.learner import LearnerHash, LearnerWelcome
 from meshwire.timeouts import Timeouts
@@ -259,7 +259,7 @@ class JobSession:
         """Of a job that restarts its scripts: the newest world that this device was in."""
         return self.worlds.here(done=self._metrics.exit_code == 0)
 
-    def world_entered(self, world: World) -> None:
+    def world_entered(self, world: GroupWorld) -> None:
         """All that take part have agreed on this world, which may be the one of now. Of it nothing is sent yet."""
         said = None if self.job.ending else self.worlds.enter(world)
         if said is None:

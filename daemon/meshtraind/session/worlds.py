@@ -11,7 +11,7 @@ from meshtraind.process_group.relay import GroupRelay
 from meshtraind.storage.job_record import Job
 from meshtraind.transport.connection import Connection
 from meshwire import limits
-from meshwire.messages.group import World, WorldHere
+from meshwire.messages.group import GroupWorld, WorldHere
 from meshwire.messages.job import Generation
 from meshwire.peer_news import joined
 
@@ -35,7 +35,7 @@ class Worlds:
     def __init__(self, job: Job, links: Mapping[int, Connection]) -> None:
         self._job = job
         self._links = links
-        self.world: World | None = None
+        self.world: GroupWorld | None = None
         self.group = GroupRelay(job, links)
         self.begun = 0
         self.runs = 0
@@ -49,11 +49,11 @@ class Worlds:
     def found(self, generation: Generation) -> None:
         """The job begins in this generation, with the scripts of all."""
         if self._job.spec.restarts_max is not None:
-            self.world = World(number=generation.number, restarts=0, ranks=generation.ranks)
+            self.world = GroupWorld(number=generation.number, restarts=0, ranks=generation.ranks)
             self.group = GroupRelay(self._job, self._links, self.world)
             self.begun = generation.number
 
-    def enter(self, world: World) -> str | None:
+    def enter(self, world: GroupWorld) -> str | None:
         """All have agreed on this world. Returns what people are told; None: it is the one of now, which goes on."""
         if world == self.world:
             return None
@@ -64,7 +64,7 @@ class Worlds:
         self.group = GroupRelay(self._job, self._links, world, used=self.group.used)
         return said
 
-    def _sentence(self, world: World) -> str:
+    def _sentence(self, world: GroupWorld) -> str:
         counted = self.world is not None and world.restarts > self.world.restarts
         if world.restarts > self._most:
             return f"{world.why}, and --restart {self._most} is used up"

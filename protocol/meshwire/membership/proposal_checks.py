@@ -2,7 +2,7 @@
 
 from meshwire.membership.lineage import rank_of
 from meshwire.messages.generation import Enter, Promised, Standing
-from meshwire.messages.group import World
+from meshwire.messages.group import GroupWorld
 from meshwire.messages.job import Generation, Member
 
 NUMBER_MAX = 2**32 - 1
@@ -96,7 +96,7 @@ def enter_wrong(enter: Enter, generation: Generation, rank: int, standing: Stand
     return None
 
 
-def _is_elsewhere(world: World | None, generation: Generation) -> bool:
+def _is_elsewhere(world: GroupWorld | None, generation: Generation) -> bool:
     if world is None:
         return False
     ranks = {*world.ranks}

@@ -12,7 +12,7 @@ from meshwire import limits
 from meshwire.checkpoints.resume_choice import WayOn, at_beginning, way_on
 from meshwire.membership.lineage import rank_of
 from meshwire.messages.generation import Enter, Standing
-from meshwire.messages.group import World
+from meshwire.messages.group import GroupWorld
 from meshwire.messages.job import Generation, Member
 from meshwire.rounds.chain import START
 
@@ -162,7 +162,7 @@ def enter_message(
 
 def next_world(
     generation: Generation, standings: Mapping[int, Standing], source: int, reload: Collection[int]
-) -> World | None:
+) -> GroupWorld | None:
     """P6: whose scripts run together from this generation on. None: the job has no worlds.
 
     The world stays as it is where all of its members are there, in the same process of their daemons, none says that it
@@ -182,7 +182,7 @@ def next_world(
     failures += [why for rank in stay if (why := told[rank].broken) is not None]
     if not failures and not come:
         return last
-    return World(
+    return GroupWorld(
         number=generation.number,
         restarts=last.restarts + bool(failures),
         ranks=(*(rank for rank in stay if rank not in done), *come),

@@ -28,7 +28,7 @@ StoreKey = Annotated[str, Field(max_length=limits.STORE_KEY_CHARS_MAX)]
 StoreValue = Annotated[bytes, Field(max_length=limits.STORE_VALUE_BYTES_MAX)]
 
 
-class World(Wire):
+class GroupWorld(Wire):
     """P6: whose scripts run together in a job that restarts them: torch's world.
 
     Attributes:
@@ -52,7 +52,7 @@ class WorldHere(Wire):
         done: the script here has ended well.
     """
 
-    world: World
+    world: GroupWorld
     broken: Reason | None = None
     done: bool = False
 
@@ -101,7 +101,7 @@ class StoreAsk(Wire):
     expected: StoreValue = b""
     amount: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
     timeout_s: Annotated[float, Field(ge=0, le=limits.STORE_WAIT_S_MAX)] = 0.0
-    world: Annotated[int, Field(ge=0)] = 0  # between daemons: number of the `World`, 0 in a job that has but one
+    world: Annotated[int, Field(ge=0)] = 0  # between daemons: number of the `GroupWorld`, 0 in a job that has but one
 
 
 @message("store.answer")

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from meshwire.membership.proposal_checks import enter_wrong
 from meshwire.membership.proposals import enter_message
 from meshwire.messages.generation import Enter, Holding, Standing
-from meshwire.messages.group import World, WorldHere
+from meshwire.messages.group import GroupWorld, WorldHere
 from meshwire.messages.job import Generation, Member
 from meshwire.rounds.chain import START
 
 JOB = "j" + "0" * 11
 NAMES = ("anna", "bert", "cleo", "dora")
-FIRST = World(number=1, restarts=0, ranks=(0, 1, 2))
+FIRST = GroupWorld(number=1, restarts=0, ranks=(0, 1, 2))
 
 
 def generation(number: int, *ranks: int) -> Generation:
@@ -67,7 +67,7 @@ def test_the_next_world_is_of_those_that_are_there(
     said: dict[int, WorldHere | None], restarts: int, ranks: tuple[int, ...], why: str
 ) -> None:
     world = decided(generation(2, *sorted(said)), said).world
-    assert world == World(number=2, restarts=restarts, ranks=ranks, why=why)
+    assert world == GroupWorld(number=2, restarts=restarts, ranks=ranks, why=why)
 
 
 def test_a_generation_that_changes_nothing_restarts_nothing() -> None:
@@ -79,14 +79,14 @@ def test_a_generation_that_changes_nothing_restarts_nothing() -> None:
 
 def test_who_was_not_in_the_newest_world_comes_last() -> None:
     """It was left behind in the one before: its checkpoint may be older, and rank 0 is whose weights DDP copies."""
-    second = World(number=2, restarts=1, ranks=(1, 2), why="anna was lost")
+    second = GroupWorld(number=2, restarts=1, ranks=(1, 2), why="anna was lost")
     standings = {
         0: standing(STAYS, 1),
         1: standing(WorldHere(world=second), 2),
         2: standing(WorldHere(world=second), 2),
     }
     world = enter_message(generation(3, 0, 1, 2), standings, 0).world
-    assert world == World(number=3, restarts=1, ranks=(1, 2, 0), why="anna has come")
+    assert world == GroupWorld(number=3, restarts=1, ranks=(1, 2, 0), why="anna has come")
 
 
 def test_jobs_without_restarts_have_no_worlds() -> None:
@@ -117,5 +117,10 @@ def test_a_world_of_others_is_refused() -> None:
     proposed = generation(2, 0, 1)
     enter = decided(proposed, {0: STAYS, 1: STAYS})
     held = standing(STAYS)
-    for world in (None, FIRST, World(number=3, restarts=1, ranks=(0, 1)), World(number=2, restarts=1, ranks=(0, 0))):
+    for world in (
+        None,
+        FIRST,
+        GroupWorld(number=3, restarts=1, ranks=(0, 1)),
+        GroupWorld(number=2, restarts=1, ranks=(0, 0)),
+    ):
         assert enter_wrong(enter.model_copy(update={"world": world}), proposed, 1, held) is not None
