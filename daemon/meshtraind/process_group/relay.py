@@ -87,6 +87,7 @@ class GroupRelay:
         self._ending: str | None = None
         self._disturbed: bool | None = None  # when the learner here has left; None: it has not
         self.used = used
+        self._made = False  # in this world
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -117,7 +118,7 @@ class GroupRelay:
         self._learner = Outlet(connection)
         self._instance = 0
         self._ending = self._disturbed = None
-        self.used = True
+        self.used = self._made = True
         for header, payload in self._early:
             self._learner.put(header, payload)
         self._early.clear()
@@ -230,9 +231,11 @@ class GroupRelay:
     def link_lost(self, rank: int, reason: str) -> None:
         """A link to a member is gone, with what was on it."""
         outlet = self._outlets.get(rank)
-        if rank not in self.ranks:
-            return
-        if self.used and (outlet is None or outlet.end.closing or self._links.get(rank) is not outlet.end):
+        if (
+            self._made
+            and rank in self.ranks
+            and (outlet is None or outlet.end.closing or self._links.get(rank) is not outlet.end)
+        ):
             self.member_lost(rank, reason)
 
     def member_lost(self, rank: int, reason: str) -> None:

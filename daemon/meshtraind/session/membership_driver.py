@@ -483,7 +483,9 @@ class MembershipDriver(Generic[M]):
             case Shunned():
                 self._shunned(effect)
             case WaitingFor(reason):
-                self._job.wait(reason)
+                # Without rounds nobody is waited for while a generation runs, whatever else is said of learners.
+                between = self._job.spec.restarts_max is None or not self.running
+                self._job.wait(reason if between else "")
 
     def _send(self, device: str, message: Message) -> None:
         link = self._node.links.get(device)

@@ -182,6 +182,8 @@ class JobSession:
         if job.state is not JobState.RUNNING:
             self._metrics.exit_code = code
             return False
+        if self.worlds.is_between:
+            return False  # it was ended, and the script of the next world is about to be started
         if code != 0 and self.worlds.world is not None:
             self._world_broken(code)
             return False
@@ -279,7 +281,9 @@ class JobSession:
             worlds.begun = worlds.world.number
             if self.job.rank in worlds.world.ranks:
                 self.begin_learner()
-        elif worlds.broken is not None:  # it broke while all entered this generation for another reason
+        elif (
+            worlds.broken is not None or self.group.loss is not None
+        ):  # it broke while all entered this generation for another reason
             self.passage.want_world()
 
     def _forward(self, why: str) -> None:
@@ -526,7 +530,10 @@ class JobSession:
         expected."""
         if not self._learners.running:
             raise RequestFailed(f"job {self.job.spec.job} runs no learner here any more")
-        return self.learner.attach(connection)
+        welcome = self.learner.attach(connection)
+        if self.worlds.world is None:
+            return welcome
+        return welcome.model_copy(update={"rank": self.group.place, "members": self.group.members})
 
     def attach_group(self, connection: Connection) -> GroupWelcome:
         """Lets the learner's process group in. Raises RequestFailed."""
