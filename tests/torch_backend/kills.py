@@ -178,8 +178,8 @@ def left_behind(mesh: ChaosMesh, job: str, learners: Sequence[int], open_: Descr
         found += [f"{daemon.name} has {name}" for name in (SOURCE, DATA, STATE) if (own / name).exists()]
         found += [f"{daemon.name} has {path.name}" for path in own.glob("logs/*.error")]
         found += [f"{daemon.name} has started {len(daemon.learners())}"] if daemon.learners() else []
-        summary = jobs.summary(daemon, job) if daemon.client is not None or daemon.wait() is None else None
-        if summary is not None and summary.state not in TERMINAL_STATES:
+        summary = jobs.summary(daemon, job)
+        if summary.state not in TERMINAL_STATES:
             found.append(f"on {daemon.name} it is {summary.state}")
     return found or [more for daemon in mesh.daemons.values() if (more := open_.more(daemon)) is not None]
 

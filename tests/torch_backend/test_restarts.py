@@ -17,12 +17,18 @@ from meshtraind.learner.supervisor import LearnerSupervisor
 from meshtraind.process_group import pulse as pulses
 from meshtraind.process_group.pulse import Pulse
 from meshtraind.process_group.relay import GroupRelay
+from meshtraind.runtime.tasks import TaskSet
+from meshtraind.session import session as sessions
+from meshtraind.session.metrics import MetricsKeeper
+from meshtraind.session.session import JobSession
 from meshtraind.session.worlds import Worlds
 from meshtraind.transport.requests import RequestFailed
 from meshwire.frames.header import GROUP_ENDS, Header, Kind
+from meshwire.jobs.lifecycle import JobState
 from meshwire.messages.group import GroupBegin, GroupWorld, MemberLost, SignOfLife, StoreAnswer, StoreAsk, WorldHere
 from meshwire.messages.job import Generation, Member
 from meshwire.messages.learner import Stop
+from tests.daemon.waiting import until
 from tests.torch_backend.specs import SPEC
 
 NAMES = ("anna", "bert", "cleo")
@@ -242,3 +248,121 @@ def test_processor_time_of_a_process(sleeper: subprocess.Popen[bytes]) -> None:
     sleeper.kill()
     sleeper.wait()
     assert pulses.busy_s(sleeper.pid) is None
+
+
+class Desk:
+    """The session of bert's part in a job that restarts its scripts, as far as the end of a script concerns it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sessions, "GROUP_LAST_WORDS_S", 0.01)
+        self.session = session = JobSession.__new__(JobSession)
+        self.job = session.job = job_of(1)
+        self.job.state = JobState.RUNNING
+        self.learner = End()
+        self.wishes = 0
+        self.begun = 0
+        self.failed: list[str] = []
+        session._node = cast(Any, SimpleNamespace(name="bert", patience_s=0.01))
+        session._learners = LearnerSupervisor(session._node, session.job, 1)
+        session._metrics = MetricsKeeper({})
+        session._tasks = TaskSet("job x", session._task_failed)
+        session._why_ended = None
+        session.worlds = Worlds(session.job, {0: End(), 2: End()})  # type: ignore[dict-item]
+        session.worlds.found(Generation.first(SPEC.job, self.job.members[0].device, self.job.members))
+        session.learner = cast(Any, SimpleNamespace(rounds=None, requests=None))
+        session.passage = cast(Any, SimpleNamespace(want_world=self.wish, rounds=None))
+        session.tell_report = lambda: None  # type: ignore[method-assign]
+        session.fail = self.failed.append  # type: ignore[method-assign]
+        session.begin_learner = self.begin  # type: ignore[method-assign]
+        self.job.tell_restart = lambda _said: None
+        self.run()
+
+    def wish(self) -> None:
+        self.wishes += 1
+
+    def begin(self) -> None:
+        self.begun += 1
+
+    def run(self) -> None:
+        """A script runs that has made its group."""
+        self.session.worlds.start()
+        self.session.group.attach(cast(Any, self.learner))
+        self.session.group.begin(GroupBegin(instance=5))
+
+    def cleo_leaves(self) -> None:
+        number = self.session.worlds.world.number if self.session.worlds.world is not None else 0
+        ends = Header(Kind.RELAYED, 1, generation=number, round=5, step=GROUP_ENDS)
+        assert self.session.group.announced(2, ends) is not None
+        self.session.group.received(2, ends)
+
+    def script_ends(self, code: int = -9) -> None:
+        self.session.group.learner_lost(cast(Any, self.learner))
+        assert not self.session._goes_on_after(code), "the next world starts the next one"
+
+
+@pytest.mark.asyncio
+async def test_a_script_that_fails_by_itself_wants_the_next_world_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk(monkeypatch)
+    desk.script_ends()
+    assert desk.wishes == 1
+    here = desk.session.worlds.here(done=False)
+    assert here is not None
+    assert here.broken == "bert: the script was killed by signal 9 (SIGKILL); Linux does that when memory runs out"
+    desk.session.world_begins()
+    assert (desk.wishes, desk.begun) == (2, 0), "a generation came that was promised before"
+    desk.session.world_entered(SECOND)
+    desk.session.world_begins()
+    desk.session.world_begins()
+    assert desk.begun == 1
+    assert not desk.failed
+
+
+@pytest.mark.asyncio
+async def test_a_script_that_ends_behind_another_one_waits_for_that_ones_daemon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Which mostly brings the next world; where that script has left in good order nobody does."""
+    desk = Desk(monkeypatch)
+    desk.cleo_leaves()
+    desk.script_ends(code=1)
+    assert not desk.wishes
+    await until(lambda: desk.wishes)
+    assert not desk.failed
+    other = Desk(monkeypatch)
+    other.cleo_leaves()
+    other.script_ends(code=1)
+    other.session.world_entered(SECOND)
+    other.session.world_begins()
+    await other.session._tasks.close()
+    assert not other.wishes
+    await desk.session._tasks.close()
+
+
+@pytest.mark.asyncio
+async def test_the_end_of_a_world_that_has_ended_breaks_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All have agreed on the next one, and this script's group was closed for that."""
+    desk = Desk(monkeypatch)
+    desk.session.world_entered(SECOND)
+    assert not desk.session._goes_on_after(1)
+    assert not desk.wishes
+    assert desk.session.worlds.broken is None
+    assert desk.session._metrics.exit_code is None
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("disturbed", [False, True])
+async def test_a_failure_too_many_ends_the_job(monkeypatch: pytest.MonkeyPatch, disturbed: bool) -> None:
+    """P4: by the first reason, which is that of whoever has left first."""
+    desk = Desk(monkeypatch)
+    desk.session.world_entered(SECOND.model_copy(update={"restarts": 2}))
+    desk.run()
+    if disturbed:
+        desk.cleo_leaves()
+    desk.script_ends()
+    assert len(desk.failed) == (not disturbed)
+    await until(lambda: desk.failed)
+    assert desk.failed[0].startswith("rank 1 (bert): the script was killed by signal 9")
+    desk.session.world_entered(SECOND.model_copy(update={"number": 9, "restarts": 3, "why": "cleo was lost"}))
+    assert desk.failed[1] == "cleo was lost, and --restart 2 is used up"
+    assert desk.session._metrics.exit_code == -9
+    await desk.session._tasks.close()

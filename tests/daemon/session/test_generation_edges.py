@@ -443,7 +443,7 @@ class SlowProcess:
     def running(self) -> bool:
         return self in self.alive
 
-    async def start(self, _environment: object) -> None:
+    async def start(self, _environment: object, _said: str) -> None:
         await asyncio.sleep(0.01)
         SlowProcess.started += 1
         self.alive.add(self)

@@ -440,7 +440,8 @@ async def test_a_script_that_is_started_again_and_fails_otherwise_is_told_with_i
     session._learners = LearnerSupervisor(session._node, session.job, 1)
     session._metrics = MetricsKeeper({})
     session.worlds = cast(
-        Any, SimpleNamespace(world=None, group=SimpleNamespace(used=False, loss=None, is_disturbed=False))
+        Any,
+        SimpleNamespace(world=None, is_between=False, group=SimpleNamespace(used=False, loss=None, is_disturbed=False)),
     )
     session._why_ended = None
     session._failed_elsewhere = {}
@@ -493,7 +494,8 @@ async def test_the_job_ends_where_all_scripts_are_given_up_and_all_are_out(canno
     session._metrics = MetricsKeeper({})
     session._tasks = TaskSet("job x", session._task_failed)
     session.worlds = cast(
-        Any, SimpleNamespace(world=None, group=SimpleNamespace(used=False, loss=None, is_disturbed=False))
+        Any,
+        SimpleNamespace(world=None, is_between=False, group=SimpleNamespace(used=False, loss=None, is_disturbed=False)),
     )
     session._why_ended = None
     session.learner = cast(Any, SimpleNamespace(rounds=None, requests=None))
@@ -550,7 +552,7 @@ class Script:
     def __init__(self, *_args: object) -> None:
         self.code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-    async def start(self, _environment: object) -> None:
+    async def start(self, _environment: object, _said: str) -> None:
         Script.running = self
 
     async def wait(self) -> int:

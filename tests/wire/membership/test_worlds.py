@@ -1,5 +1,7 @@
 """P6: whose scripts run together after a change of the generation, and what counts as a failure: pure functions."""
 
+from collections.abc import Mapping
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,7 +47,7 @@ def standing(here: WorldHere | None, number: int = 1) -> Standing:
     )
 
 
-def decided(proposed: Generation, said: dict[int, WorldHere | None]) -> Enter:
+def decided(proposed: Generation, said: Mapping[int, WorldHere | None]) -> Enter:
     return enter_message(proposed, {rank: standing(here) for rank, here in said.items()}, proposed.ranks[0])
 
 
