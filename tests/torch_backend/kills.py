@@ -172,7 +172,8 @@ def left_behind(mesh: ChaosMesh, job: str, learners: Sequence[int], open_: Descr
     """What there is of a job that has ended."""
     found = [f"process {pid} is there" for pid in learners if psutil.pid_exists(pid)]
     found += [f"{name} in /dev/shm" for name in os.listdir("/dev/shm") if any(str(pid) in name for pid in learners)]
-    found += [f"{name} in the folder for temporary files" for name in os.listdir(os.environ["TMPDIR"])]
+    temporary = set(os.listdir(os.environ["TMPDIR"])) - {f"meshtrain-{os.getuid()}"}  # where their sockets are
+    found += [f"{name} in the folder for temporary files" for name in sorted(temporary)]
     for daemon in mesh.daemons.values():
         own = daemon.data_dir / "jobs" / job
         found += [f"{daemon.name} has {name}" for name in (SOURCE, DATA, STATE) if (own / name).exists()]

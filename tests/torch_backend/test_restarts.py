@@ -23,6 +23,7 @@ from meshtraind.session.metrics import MetricsKeeper
 from meshtraind.session.session import JobSession
 from meshtraind.session.worlds import Worlds
 from meshtraind.transport.requests import RequestFailed
+from meshwire import limits
 from meshwire.frames.header import GROUP_ENDS, Header, Kind
 from meshwire.jobs.lifecycle import JobState
 from meshwire.messages.group import GroupBegin, GroupWorld, MemberLost, SignOfLife, StoreAnswer, StoreAsk, WorldHere
@@ -93,6 +94,21 @@ def test_ranks_of_a_world_are_dense_and_each_learner_knows_those_alone() -> None
     assert learner.told == [MemberLost(rank=0, reason="the connection broke")]
     assert relay.is_disturbed
     assert relay.loss == "cleo is gone: the connection broke"
+
+
+def test_what_a_link_does_not_take_is_counted_of_that_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "RELAY_QUEUE_BYTES_MAX", 100)
+    link = End()
+    link.writable = False
+    relay = GroupRelay(job_of(1), cast(Any, {2: link}), SECOND)
+    relay.attach(cast(Any, End()))
+    taken = []
+    for _ in range(3):
+        header = Header(Kind.RELAYED, 60, round=5, contributors=1 << 0)
+        taken.append(not isinstance(relay.announced_by_learner(header), str))
+        if taken[-1]:
+            relay.received_from_learner(header)
+    assert taken == [True, True, False]
 
 
 def test_who_leaves_after_the_script_here_does_so_for_its_sake() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from meshtraind.learner.script_error import RECORD_BYTES_MAX, ScriptError
 from meshtraind.learner.shared_memory import SharedMemory
 from meshtraind.runtime.open_below import open_below, read_below
+from meshtraind.storage.fetch import RECORD_SUFFIX
 from meshwire.memory_layout.kept_state import KEPT_FD_VARIABLE
 from meshwire.memory_layout.shared_slots import MEMORY_FD_VARIABLE
 from meshwire.messages.job import JobSpec
@@ -23,7 +24,6 @@ log = logging.getLogger(__name__)
 
 LAUNCH = Path(__file__).with_name("launch.py")
 SCRIPT_RUN = Path(__file__).with_name("script_run.py")
-RECORD_SUFFIX = ".error"  # beside the log, until the process has ended
 
 # What the learner inherits of the daemon's environment; everything else might hold the owner's secrets.
 INHERITED = (

@@ -281,10 +281,8 @@ class JobSession:
             worlds.begun = worlds.world.number
             if self.job.rank in worlds.world.ranks:
                 self.begin_learner()
-        elif (
-            worlds.broken is not None or self.group.loss is not None
-        ):  # it broke while all entered this generation for another reason
-            self.passage.want_world()
+        elif worlds.broken is not None or self.group.loss is not None:
+            self.passage.want_world()  # it broke while all entered this generation for another reason
 
     def _forward(self, why: str) -> None:
         """No process is started any more: this device forwards what the others send, if one of them computes."""

@@ -174,7 +174,7 @@ def next_world(
         return None
     last = brought.world
     told = {rank: held.world for rank, held in standings.items() if rank not in reload and held.world is not None}
-    stay = [rank for rank in last.ranks if rank in told and told[rank].world == last]
+    stay = [rank for rank in last.ranks if rank in told]
     done = {rank for rank in stay if told[rank].done}
     come = [rank for rank in generation.ranks if rank not in stay and not (rank in told and told[rank].done)]
     lost = [rank for rank in last.ranks if rank not in stay]
