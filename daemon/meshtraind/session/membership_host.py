@@ -454,7 +454,7 @@ class MembershipHost(Generic[C]):
 
     def world(self) -> WorldHere | None:
         """Of a job that restarts its scripts: the newest world that this device was in (P6)."""
-        return self._keeper.world()
+        return None if self._job.spec.restarts_max is None else self._keeper.world()
 
     def want_world(self) -> None:
         """The world of now cannot go on: another generation brings the next one, unless one is coming anyway."""

@@ -782,7 +782,7 @@ async def test_who_promises_another_generation_stops_catching_up(monkeypatch: py
     monkeypatch.setattr(generations_module, "fetch_rounds", fetch)
     standing = Standing(generation=None, number=0, complete=0, chains=(), samples=0, linked=())
     crossing = SimpleNamespace(fence=lambda: None, standing=lambda: standing)
-    host = SimpleNamespace(rounds=object(), crossing=crossing, holding=Holding)
+    host = SimpleNamespace(rounds=object(), crossing=crossing, holding=Holding, world=lambda: None)
     shell, machine, tasks = generations(host, {"b": SimpleNamespace(connection=None)})
     effect = catch_up(reload=False)
     shell._perform([effect])
@@ -1042,7 +1042,9 @@ class Bereaved:
         )
         passage._begun = True
         passage._checkpointing = SimpleNamespace(round_complete=lambda *_: None)
-        passage._job = SimpleNamespace(folder=Path("none"), spec=SimpleNamespace(job=JOB, resume=None), begins=True)
+        passage._job = SimpleNamespace(
+            folder=Path("none"), spec=SimpleNamespace(job=JOB, resume=None, restarts_max=None), begins=True
+        )
         passage.beginning = JobBeginning(cast(Any, passage._job))
         passage._maker = SimpleNamespace(manifest=MANIFEST, memory=SimpleNamespace(kept=self))
         passage._place = SimpleNamespace(states=None)
