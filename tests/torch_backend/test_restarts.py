@@ -19,6 +19,7 @@ from meshtraind.process_group.pulse import Pulse
 from meshtraind.process_group.relay import GroupRelay
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session import session as sessions
+from meshtraind.session.membership_host import MembershipHost
 from meshtraind.session.metrics import MetricsKeeper
 from meshtraind.session.session import JobSession
 from meshtraind.session.worlds import Worlds
@@ -363,6 +364,19 @@ async def test_the_end_of_a_world_that_has_ended_breaks_no_other(monkeypatch: py
     assert not desk.wishes
     assert desk.session.worlds.broken is None
     assert desk.session._metrics.exit_code is None
+
+
+@pytest.mark.asyncio
+async def test_a_script_that_prepares_all_the_same_ends_the_job() -> None:
+    """P6: its text did not show it."""
+    host = MembershipHost.__new__(MembershipHost)
+    failed: list[str] = []
+    host._job = job_of(1)
+    host._node = cast(Any, SimpleNamespace(member=SimpleNamespace(name="bert")))
+    host._keeper = cast(Any, SimpleNamespace(fail=failed.append))
+    with pytest.raises(RequestFailed, match="--restart is for scripts without it"):
+        await host.first_rounds(cast(Any, None))
+    assert failed[0].startswith("rank 1 (bert): the script uses mt.prepare, and --restart is for scripts without it")
 
 
 @pytest.mark.asyncio

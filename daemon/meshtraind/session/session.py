@@ -529,7 +529,7 @@ class JobSession:
         if not self._learners.running:
             raise RequestFailed(f"job {self.job.spec.job} runs no learner here any more")
         welcome = self.learner.attach(connection)
-        if self.worlds.world is None:
+        if self.worlds.world is None or self.worlds.is_between:
             return welcome
         return welcome.model_copy(update={"rank": self.group.place, "members": self.group.members})
 

@@ -2,7 +2,8 @@
 
 Before it proposes: `roll_of` lists the members (G7, who changes it). When all have promised: `worst_linked` finds two
 without a link to each other, in which case somebody has to be left out; else `enter_message` says whose history is kept
-(`keep`: G4, the longest), who has to load it anew, and how it goes on where no learner computes (J3).
+(`keep`: G4, the longest), who has to load it anew, and how it goes on where no learner computes (J3); of a job that
+restarts its scripts, whose run together from then on (`next_world`: P6).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
