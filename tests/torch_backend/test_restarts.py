@@ -289,10 +289,13 @@ class Desk:
         session.learner = cast(Any, SimpleNamespace(rounds=None, requests=None))
         session.passage = cast(Any, SimpleNamespace(want_world=self.wish, rounds=None))
         session.tell_report = lambda: None  # type: ignore[method-assign]
-        session.fail = self.failed.append  # type: ignore[method-assign]
+        session.fail = self.fail  # type: ignore[method-assign]
         session.begin_learner = self.begin  # type: ignore[method-assign]
         self.job.tell_restart = lambda _said: None
         self.run()
+
+    def fail(self, reason: str) -> None:
+        self.failed.append(reason)
 
     def wish(self) -> None:
         self.wishes += 1
