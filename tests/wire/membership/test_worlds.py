@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwire.membership.proposal_checks import enter_wrong
+from meshwire.membership.proposal_checks import enter_wrong, promise_wrong
 from meshwire.membership.proposals import enter_message
-from meshwire.messages.generation import Enter, Holding, Standing
+from meshwire.messages.generation import Electorate, Enter, Holding, Promised, Standing
 from meshwire.messages.group import GroupWorld, WorldHere
 from meshwire.messages.job import Generation, Member
 from meshwire.rounds.chain import START
@@ -113,6 +113,20 @@ def test_all_accept_what_is_decided_and_nobody_is_forgotten(said: dict[int, Worl
     if enter.world != FIRST:
         done = {rank for rank, here in said.items() if here is not None and here.done}
         assert {*enter.world.ranks} == {*said} - done
+
+
+def test_a_promise_of_a_world_that_cannot_be_is_refused() -> None:
+    """Else whoever proposes would look for a member that there is not."""
+    proposed = generation(2, 0, 1)
+    history = Electorate(generation=1, number=1, entered=True, counted=((0, 1),), gone=(), listed=((0, 1),))
+
+    def wrong(world: GroupWorld) -> str | None:
+        held = standing(WorldHere(world=world)).model_copy(update={"history": history})
+        return promise_wrong(Promised(job=JOB, generation=proposed.hash64(), standing=held), proposed)
+
+    assert wrong(FIRST) is None
+    for world in (FIRST.model_copy(update={"ranks": (0, 7)}), FIRST.model_copy(update={"number": 3})):
+        assert wrong(world) == "its world is of later, or of others than the members"
 
 
 def test_a_world_of_others_is_refused() -> None:
