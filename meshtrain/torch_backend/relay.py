@@ -25,7 +25,7 @@ from meshwire.frames.parser import Broken, ChunkAnnounced, ChunkReceived, Contro
 from meshwire.jobs.lifecycle import job_number
 from meshwire.message_base import Wire
 from meshwire.messages.envelope import Envelope, Failure, Role, decode, encode
-from meshwire.messages.group import GroupBegin, GroupWelcome, MemberLost, StoreAnswer, StoreAsk
+from meshwire.messages.group import GroupBegin, GroupWelcome, MemberLost, SignOfLife, StoreAnswer, StoreAsk
 from meshwire.messages.learner import Stop
 from meshwire.messages.link import Refuse
 from meshwire.messages.local import Attach
@@ -458,6 +458,8 @@ class Relay:
                     if envelope.id in self._answers:
                         self._answers[envelope.id] = body
                         self._answered.notify_all()
+                case SignOfLife():
+                    self._send_control(Envelope(Role.NOTICE, 0, body))
                 case MemberLost(rank=rank, reason=reason):
                     self._lost[rank] = why = f"{self.name(rank)} is gone: {reason}"
                     if not self._process:
@@ -465,7 +467,7 @@ class Relay:
                     elif rank in self._processes:
                         self._revoke(why)
                 case Stop(reason=reason):
-                    self._break(f"the job ends: {reason}")
+                    self._break(f"the process group ends: {reason}")
                 case Refuse(reason=reason):
                     raise GroupError(f"the daemon refused: {reason}")
                 case _:

@@ -149,6 +149,8 @@ SEGMENT_VALUES_MAX = 64 * KIB  # C1: one encoded unit
 BUCKETS_MAX = 65_535  # bucket is a u16 on the wire
 BUCKET_BYTES_MAX = 256 * MIB
 
+WORLD_RESTARTS_MAX = 10_000  # of the scripts of one job, by `submit --restart`
+
 # Membership
 VIOLATIONS_MAX = 3  # of one device in one job: then it stays out of it. Once can be a flipped bit
 PATIENCE_S = 5.0  # silence after which a peer is lost, unless its owner says otherwise

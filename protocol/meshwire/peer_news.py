@@ -58,6 +58,8 @@ def news(before: JobSummary, after: JobSummary) -> list[str]:
         lost += provisional(after)
     if not before.generation or not after.generation or after.state not in UNDER_WAY:
         return lost
+    if after.restarted is not None:  # all scripts began anew, with whoever is there: one line says it all
+        return [*(restarts(after) if after.restarted != before.restarted else []), *lost]
     return [*_departures(before, after), *_learners(before, after), *lost, *_arrivals(before, after)]
 
 
@@ -76,6 +78,11 @@ def provisional(job: JobSummary) -> list[str]:
         f"{joined(on) or 'nobody'} {go} on provisionally, apart from {joined(away) or 'others'}: if those have gone on "
         f"too, what {they} meanwhile is given up, and kept as a checkpoint"
     ]
+
+
+def restarts(job: JobSummary) -> list[str]:
+    """Why all scripts were begun again last, in a line, while they run."""
+    return [printable(job.restarted)] if job.restarted is not None and job.state in UNDER_WAY else []
 
 
 def unlinkable(job: JobSummary) -> list[str]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from meshtraind.transport.requests import RequestFailed
 from meshwire.frames.header import Header, Kind
 from meshwire.message_base import Wire
+from meshwire.messages.group import GroupWorld
 from meshwire.messages.job import BaseHash, End, Stage
 from meshwire.messages.learner import (
     LearnerHash,
@@ -224,6 +225,17 @@ class LearnerProcesses:
 
     def fail(self, reason: str) -> None:
         self._world.fail(reason)
+
+    def world(self) -> None:
+        """It restarts no scripts."""
+
+    def world_entered(self, world: GroupWorld) -> None:
+        """There is none."""
+        raise AssertionError(world)
+
+    def world_begins(self) -> None:
+        """There is none."""
+        raise AssertionError
 
     @property
     def learner_failed(self) -> bool:

@@ -16,7 +16,7 @@ from meshtraind.transport.connection import Connection, Emit, RequestFailed
 from meshwire.frames.header import Header
 from meshwire.message_base import Wire
 from meshwire.messages.envelope import Done
-from meshwire.messages.group import GroupBegin, StoreAsk
+from meshwire.messages.group import GroupBegin, SignOfLife, StoreAsk
 from meshwire.messages.job import Fetch, Found, ListCheckpoints, ListOutputs
 from meshwire.messages.link import LinkedDevices
 from meshwire.messages.local import (
@@ -99,6 +99,8 @@ class LocalHandler:
             if (of_group := self._group_of(conn)) is not None:
                 of_group.group.begin(body)
             return
+        if isinstance(body, SignOfLife):
+            return  # that it has come says it all
         session = self._jobs.registry.session(attached.job) if attached.job is not None else None
         if attached.role != "learner" or session is None or not session.learner.is_over(conn):
             conn.refuse(f"{type(body).__name__} is not for the local endpoint")

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from meshwire import limits
 from meshwire.jobs.lifecycle import TERMINAL_STATES, JobState
 from meshwire.messages.job import JobSummary, LogValues, Metrics, RankReport
-from meshwire.peer_news import failures, losses, outcome_notes, part_of, provisional, unlinkable, with_names
+from meshwire.peer_news import failures, losses, outcome_notes, part_of, provisional, restarts, unlinkable, with_names
 from meshwire.text import printable
 
 ABSENT = ("lost", "left", "refused")
@@ -52,7 +52,7 @@ def has_ended(job: JobSummary) -> bool:
 def shown_job(job: JobSummary) -> dict[str, Any]:
     """A job as the page draws it."""
     ended = has_ended(job)
-    notes = [*provisional(job), *unlinkable(job)]
+    notes = [*restarts(job), *provisional(job), *unlinkable(job)]
     notes += outcome_notes(job) if job.state == JobState.SUCCEEDED else losses(job)
     return {
         "job": job.job,

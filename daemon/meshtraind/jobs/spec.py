@@ -78,6 +78,7 @@ def make_spec(
         partition_wait=body.partition_wait,
         prediction=body.prediction,
         requirements=body.requirements,
+        restarts_max=body.restarts_max,
     )
 
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 from importlib.metadata import packages_distributions
+from pathlib import Path
 
 from meshtraind.environments.packages import lacking_modules
 from meshtraind.jobs.admission import PROGRESS_INTERVAL_S, Admission
@@ -11,6 +12,7 @@ from meshtraind.jobs.checkpoint_search import CheckpointSearch, NoCheckpointErro
 from meshtraind.jobs.registry import Dialler
 from meshtraind.jobs.revival import RefusedError
 from meshtraind.jobs.spec import check_settings, describe_size, ingest_all, make_spec, spec_again
+from meshtraind.learner.environment import calls_prepare
 from meshtraind.peers.node import Node
 from meshtraind.peers.selection import absences, ask_who_is_linked, choose_members
 from meshtraind.runtime.tasks import TaskSet
@@ -21,6 +23,7 @@ from meshwire.collectives.cost import cost_note
 from meshwire.collectives.strategy import Topology, collective_for, topology_of
 from meshwire.jobs.lifecycle import job_number
 from meshwire.message_base import Wire
+from meshwire.messages.group import NOT_PREPARED
 from meshwire.messages.job import (
     AskPackages,
     Commit,
@@ -79,6 +82,11 @@ class Submission:
         members, notes = choose_members(self._node, body.on, body.peers, body.peers_max, linked)
         if body.peers_max is not None and body.peers_max > len(members):
             notes.append(f"devices that are paired or wake up while it runs join it, up to {body.peers_max} in all")
+        if isinstance(body, Submit) and body.restarts_max is not None:
+            if body.independent:
+                raise RequestFailed("--restart is for scripts that train together, --independent for others: take one")
+            if await asyncio.to_thread(calls_prepare, Path(body.root) / body.script):
+                raise RequestFailed(f"{body.script} uses {NOT_PREPARED}")
         if isinstance(body, Submit) and body.modules and not body.requirements:
             await self._check_packages(body, members, notes)
         if isinstance(body, Submit) and body.dry_run:

@@ -6,6 +6,7 @@ them opens a process group: so a script gets none whose devices train each by it
 
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from meshwire.memory_layout.shared_slots import JOB_VARIABLE
@@ -14,16 +15,33 @@ from meshwire.messages.job import JobSpec
 _PREPARE = re.compile(r"\b(mt|meshtrain)\.prepare\b|from meshtrain import [^\n]*\bprepare\b")
 
 
-def learner_environment(spec: JobSpec, *, rank: int, members: int, prepares: bool, threads: int) -> dict[str, str]:
+@dataclass(frozen=True, slots=True)
+class ScriptPlace:
+    """Which script of how many this one is.
+
+    Attributes:
+        rank, members: of the job, or of its world where it restarts its scripts (P6).
+        restarts: how many failures came before this world.
+        restarts_max: how many may.
+        said: of this restart, a line of the script's log; empty: it is none.
+    """
+
+    rank: int
+    members: int
+    restarts: int = 0
+    restarts_max: int = 0
+    said: str = ""
+
+
+def learner_environment(spec: JobSpec, place: ScriptPlace, *, prepares: bool, threads: int) -> dict[str, str]:
     """The learner's environment variables, but for those of the endpoint and the shared memory.
 
     Args:
-        rank, members: of the job.
         prepares: the script calls mt.prepare.
         threads: how many the learner may use (M3).
     """
     return {
-        **({} if spec.independent or prepares else _torchrun(spec, rank, members)),
+        **({} if spec.independent or prepares else _torchrun(spec, place)),
         "OMP_NUM_THREADS": str(threads),  # torch's own, too, unless the script or its owner say otherwise
         **dict(spec.env),
         "PYTHONUNBUFFERED": "1",
@@ -40,14 +58,15 @@ def calls_prepare(script: Path) -> bool:
         return False  # whoever runs it says so
 
 
-def _torchrun(spec: JobSpec, rank: int, members: int) -> dict[str, str]:
+def _torchrun(spec: JobSpec, place: ScriptPlace) -> dict[str, str]:
     """What torchrun sets, with one rank a device. The address is that of no port: the store lies in the daemons."""
+    rank, members = place.rank, place.members
     here = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": str(rank), "GROUP_WORLD_SIZE": str(members)}
     role = {"ROLE_NAME": "default", "ROLE_RANK": str(rank), "ROLE_WORLD_SIZE": str(members)}
     elastic = {
         "TORCHELASTIC_RUN_ID": spec.job,
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RESTART_COUNT": str(place.restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(place.restarts_max),
         "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
     return {

@@ -12,6 +12,7 @@ from pathlib import Path
 from meshtraind.learner.script_error import RECORD_BYTES_MAX, ScriptError
 from meshtraind.learner.shared_memory import SharedMemory
 from meshtraind.runtime.open_below import open_below, read_below
+from meshtraind.storage.fetch import RECORD_SUFFIX
 from meshwire.memory_layout.kept_state import KEPT_FD_VARIABLE
 from meshwire.memory_layout.shared_slots import MEMORY_FD_VARIABLE
 from meshwire.messages.job import JobSpec
@@ -23,7 +24,6 @@ log = logging.getLogger(__name__)
 
 LAUNCH = Path(__file__).with_name("launch.py")
 SCRIPT_RUN = Path(__file__).with_name("script_run.py")
-RECORD_SUFFIX = ".error"  # beside the log, until the process has ended
 
 # What the learner inherits of the daemon's environment; everything else might hold the owner's secrets.
 INHERITED = (
@@ -64,14 +64,20 @@ class LearnerProcess:
         """Whether it has started and not ended."""
         return self._process is not None and self._process.returncode is None
 
-    async def start(self, environment: Mapping[str, str]) -> None:
-        """Starts the process in a session of its own, so that its workers can be ended with it. Raises OSError."""
+    async def start(self, environment: Mapping[str, str], said: str = "") -> None:
+        """Starts the process in a session of its own, so that its workers can be ended with it. Raises OSError.
+
+        Args:
+            said: a line for the log, before what the script prints.
+        """
         self._record.unlink(missing_ok=True)
         descriptors = {MEMORY_FD_VARIABLE: self._memory.descriptor, KEPT_FD_VARIABLE: self._memory.kept.descriptor}
         passed = {name: number for name, number in descriptors.items() if number is not None}
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
         descriptor = open_below(*_below_jobs(self._log), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
+            if said:
+                os.write(descriptor, f"meshtrain: {said}\n".encode())
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-IS",  # the launcher needs nothing but the standard library

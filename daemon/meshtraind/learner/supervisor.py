@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from meshtraind.environments.environments import python_of
-from meshtraind.learner.environment import calls_prepare, learner_environment
+from meshtraind.learner.environment import ScriptPlace, calls_prepare, learner_environment
 from meshtraind.learner.process import LearnerProcess
 from meshtraind.learner.script_error import ScriptError
 from meshtraind.learner.shared_memory import SharedMemory
@@ -20,6 +20,7 @@ from meshwire.memory_layout.shared_slots import ENDPOINT_VARIABLE, TOKEN_VARIABL
 RESTARTS_MAX = 3  # after errors of the script's own
 SAME_ERROR_WAIT_S = 1.0  # an error on all members ends the job before any of them begins anew
 PAUSE_S_MAX = 60.0
+SOON_S = 60.0  # after its start a script has not come far
 PROGRESS_ROUNDS = 100  # a learner that was in so many rounds since its start has earned its restarts again
 
 
@@ -93,6 +94,8 @@ class LearnerSupervisor:
         self._starting = asyncio.Lock()  # a process that is being started is ended once it has started
         self._rounds_before = 0
         self._failure: ScriptFailure | None = None
+        self._failed_soon: ScriptError | None = None  # by which the process before ended, if soon after its start
+        self._began_s = 0.0  # monotonic
         self.error: ScriptError | None = None
         self.failed = False
         self.hopeless = False
@@ -108,11 +111,12 @@ class LearnerSupervisor:
         """A process has started and not ended."""
         return self._learner is not None and self._learner.running
 
-    async def start(self, run: int, memory: SharedMemory) -> bool:
+    async def start(self, run: int, memory: SharedMemory, place: ScriptPlace) -> bool:
         """Starts a process, unless there shall be none any more, or none of this run. Returns whether it has.
 
         Args:
             memory: that the process shares with this daemon.
+            place: which script of how many it is.
 
         Raises OSError when it cannot be started.
         """
@@ -128,14 +132,12 @@ class LearnerSupervisor:
             python = python_of(self._node.data_dir, job.spec.requirements)
             self._learner = LearnerProcess(job.folder / SOURCE, job.spec, log, memory, python)
             prepares = await asyncio.to_thread(calls_prepare, job.folder / SOURCE / job.spec.script)
-            members, threads = len(job.members), self._threads
-            environment = learner_environment(
-                job.spec, rank=job.rank, members=members, prepares=prepares, threads=threads
-            )
+            environment = learner_environment(job.spec, place, prepares=prepares, threads=self._threads)
             self._revoke()
             self._token = self._node.entrance.learners.issue(job.spec.job)
             endpoint = {ENDPOINT_VARIABLE: self._node.entrance.address, TOKEN_VARIABLE: self._token}
-            await self._learner.start({**environment, **endpoint})
+            self._began_s = time.monotonic()
+            await self._learner.start({**environment, **endpoint}, place.said)
             return True
 
     async def wait(self) -> int:
@@ -185,17 +187,26 @@ class LearnerSupervisor:
         self._not_before_s = time.monotonic() + wait_s
         return ending
 
+    def fails_again(self, code: int) -> bool:
+        """Whether a script that the mesh is not to blame for would end by the same error in another process (P6): by
+        its kind, or because it has, at the same line, and both soon after their start."""
+        error = self.error if code > 0 else None
+        soon = time.monotonic() - self._began_s < SOON_S
+        again = error is not None and (error.hopeless or (soon and error.same(self._failed_soon)))
+        self._failed_soon = error if soon else None
+        return again
+
     async def pause(self) -> None:
         """Waits as long as another process must not be started yet."""
         await asyncio.sleep(max(0.0, self._not_before_s - time.monotonic()))
 
-    async def kill(self) -> None:
-        """Ends the process now; another may be started."""
+    async def kill(self, *, now: bool = True) -> None:
+        """Ends the process, `now` or with a while for its last words; another may be started."""
         learner = await self._started()
         if learner is not None:
             if learner.running:
                 self.failed = False  # it is this daemon that ends it
-            await learner.stop(now=True)
+            await learner.stop(now=now)
 
     async def stop(self, *, now: bool) -> None:
         """Ends the process; there will be no other."""

@@ -14,7 +14,8 @@ from meshtraind.transport.requests import ConnectionEnded, RequestFailed
 from meshwire import limits
 from meshwire.frames.header import GROUP_ENDS, Header, Kind
 from meshwire.jobs.lifecycle import job_number
-from meshwire.messages.group import GroupBegin, GroupWelcome, MemberLost, StoreAnswer, StoreAsk
+from meshwire.messages.group import GroupBegin, GroupWelcome, GroupWorld, MemberLost, StoreAnswer, StoreAsk
+from meshwire.messages.job import Member
 from meshwire.messages.learner import Stop
 
 STORE_GRACE_S = 10.0  # for the way to the store's daemon and back, beyond what the answer itself may take
@@ -52,10 +53,15 @@ class Outlet:
 
 
 class GroupRelay:
-    """Serves the process group of one job: its learner here, one process after the other, and what others send it.
+    """Serves the process group of one job, or of one of its worlds: its learner here, one process after the other, and
+    what others send it.
+
+    Learners know ranks of their world, daemons those of the job; here both meet.
 
     Args:
         links: the connection to each other member, by rank; live.
+        world: None: the only one of the job, of all its members.
+        used: a script of an earlier world has made a process group.
 
     Attributes:
         used: whether the script has made a process group.
@@ -63,8 +69,12 @@ class GroupRelay:
         survives_losses: the script goes on without whoever is lost.
     """
 
-    def __init__(self, job: Job, links: Mapping[int, Connection]) -> None:
+    def __init__(
+        self, job: Job, links: Mapping[int, Connection], world: GroupWorld | None = None, *, used: bool = False
+    ) -> None:
         self._job = job
+        self._world = world
+        self._world_number = 0 if world is None else world.number
         self._number = job_number(job.spec.job)
         self._links = links
         self._store = KeyValueStore()
@@ -74,10 +84,29 @@ class GroupRelay:
         self._outlets: dict[int, Outlet] = {}
         self._places: dict[int, memoryview] = {}  # of the frame that is being received, by rank; -1: the learner's
         self._lost: dict[int, str] = {}
+        self._left: set[int] = set()  # ranks whose learners have left the instance of now
         self._instance = 0
-        self.used = False
-        self.exchanged = False
+        self._ending: str | None = None
+        self._disturbed: bool | None = None  # when the learner here has left; None: it has not
+        self.used = used
+        self.exchanged = used
         self.survives_losses = False
+        self._made = False  # in this world
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Of the job, by rank of the world."""
+        return tuple(range(len(self._job.members))) if self._world is None else self._world.ranks
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """By rank of the world."""
+        return tuple(self._job.members[rank] for rank in self.ranks)
+
+    @property
+    def place(self) -> int:
+        """This device's rank of the world."""
+        return self.ranks.index(self._job.rank)
 
     # The learner here
 
@@ -92,12 +121,22 @@ class GroupRelay:
             raise RequestFailed(f"{self.name(rank)} is gone: {reason}")
         self._learner = Outlet(connection)
         self._instance = 0
-        self.used = True
+        self._ending = self._disturbed = None
+        self.used = self._made = True
         for header, payload in self._early:
             self._learner.put(header, payload)
         self._early.clear()
         self._inbound_bytes.clear()
-        return GroupWelcome(spec=self._job.spec, rank=self._job.rank, members=self._job.members)
+        return GroupWelcome(spec=self._job.spec, rank=self.place, members=self.members)
+
+    @property
+    def learner(self) -> Connection | None:
+        """The connection of the process that has the group; None: there is none."""
+        return None if self._learner is None else self._learner.end
+
+    def will_end(self, reason: str) -> None:
+        """This daemon is about to end the learner here; the others will be told so."""
+        self._ending = reason
 
     def is_over(self, connection: Connection) -> bool:
         """Whether this connection is the group's."""
@@ -107,6 +146,7 @@ class GroupRelay:
         """The ranks have agreed on the instance of their world, or will by themselves."""
         self._instance = body.instance
         self.survives_losses = body.survives_losses
+        self._left.clear()
 
     def learner_lost(self, connection: Connection) -> None:
         """Its socket has closed: the others are told behind all that it has sent them."""
@@ -114,34 +154,41 @@ class GroupRelay:
             return
         self._learner.close()
         self._learner = None
+        self._disturbed = bool(self._lost or self._left)  # whoever leaves later does so for the sake of this one
         self._places.pop(-1, None)
         if self._instance:
-            why = memoryview((self.loss or "its script has ended, or destroyed it").encode())
-            last = Header(Kind.RELAYED, len(why), job=self._number, round=self._instance, step=GROUP_ENDS)
-            for rank in range(len(self._job.members)):
+            why = memoryview((self._ending or self.loss or "its script has ended, or destroyed it").encode())
+            last = self._header(len(why), self._instance, step=GROUP_ENDS)
+            for rank in self.ranks:
                 if rank != self._job.rank:
                     self._put(rank, last, why)
 
     def announced_by_learner(self, header: Header) -> memoryview | str:
         """Where the learner's frame is to be written; a text where it breaks the rules."""
-        rank = _only(header.contributors)
-        if header.kind is not Kind.RELAYED or rank is None or rank == self._job.rank or not header.payload_bytes:
+        place = _only(header.contributors)
+        if header.kind is not Kind.RELAYED or place is None or place == self.place or not header.payload_bytes:
             return "a learner's frames are relayed ones, each for one other rank"
-        if rank >= len(self._job.members):
-            return f"there is no rank {rank} in this job"
+        if place >= len(self.ranks):
+            return f"there is no rank {place} in this job"
+        rank = self.ranks[place]
         outlet = self._outlets.get(rank)
         if outlet is not None and outlet.queued_bytes > limits.RELAY_QUEUE_BYTES_MAX:
-            return f"more than {limits.RELAY_QUEUE_BYTES_MAX} bytes under way to rank {rank}"
+            return f"more than {limits.RELAY_QUEUE_BYTES_MAX} bytes under way to rank {place}"
         self._places[-1] = memoryview(bytearray(header.payload_bytes))
         return self._places[-1]
 
     def received_from_learner(self, header: Header) -> None:
         """The frame is there."""
-        rank = _only(header.contributors)
-        assert rank is not None
-        outgoing = Header(Kind.RELAYED, header.payload_bytes, job=self._number, round=header.round)
+        place = _only(header.contributors)
+        assert place is not None
         self.exchanged = True
-        self._put(rank, outgoing, self._places.pop(-1))
+        self._put(self.ranks[place], self._header(header.payload_bytes, header.round), self._places.pop(-1))
+
+    def _header(self, payload_bytes: int, instance: int, step: int = 0) -> Header:
+        """Of a frame to another daemon."""
+        return Header(
+            Kind.RELAYED, payload_bytes, job=self._number, generation=self._world_number, round=instance, step=step
+        )
 
     def _put(self, rank: int, header: Header, payload: memoryview | None) -> None:
         if rank in self._lost:
@@ -157,7 +204,7 @@ class GroupRelay:
 
     def announced(self, rank: int, header: Header) -> memoryview | str | None:
         """Where a member's frame is to be written; None where nobody needs it; a text where it breaks the rules."""
-        if self._job.ending or rank in self._lost:
+        if self._job.ending or rank in self._lost or header.generation != self._world_number or rank not in self.ranks:
             return None
         most = limits.RELAY_QUEUE_BYTES_MAX
         unread = self._learner is not None and self._learner.queued_bytes > most * len(self._job.members)
@@ -178,8 +225,10 @@ class GroupRelay:
             job=self._number,
             round=header.round,
             step=header.step,
-            contributors=1 << rank,
+            contributors=1 << self.ranks.index(rank),
         )
+        if header.step == GROUP_ENDS and header.round == self._instance:
+            self._left.add(rank)
         if self._learner is not None:
             self._learner.put(incoming, payload)
         elif header.step != GROUP_ENDS:
@@ -189,7 +238,11 @@ class GroupRelay:
     def link_lost(self, rank: int, reason: str) -> None:
         """A link to a member is gone, with what was on it."""
         outlet = self._outlets.get(rank)
-        if self.used and (outlet is None or outlet.end.closing or self._links.get(rank) is not outlet.end):
+        if (
+            self._made
+            and rank in self.ranks
+            and (outlet is None or outlet.end.closing or self._links.get(rank) is not outlet.end)
+        ):
             self.member_lost(rank, reason)
 
     def member_lost(self, rank: int, reason: str) -> None:
@@ -201,12 +254,17 @@ class GroupRelay:
             outlet.close()
         if self._learner is not None:
             text = reason[: limits.ERROR_CHARS_MAX]
-            self._learner.end.notify(MemberLost(rank=rank, reason=text))
+            self._learner.end.notify(MemberLost(rank=self.ranks.index(rank), reason=text))
 
     @property
     def loss(self) -> str | None:
         """Why the group is broken, where it is a member's link: the first one that was lost."""
         return next((f"{self.name(rank)} is gone: {reason}" for rank, reason in self._lost.items()), None)
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether the script here ends, or has ended, when another rank was gone or had left: perhaps for its sake."""
+        return bool(self._lost or self._left) if self._disturbed is None else self._disturbed
 
     def stop(self, reason: str) -> None:
         """The job ends: whatever the learner waits for does not come."""
@@ -214,42 +272,47 @@ class GroupRelay:
             self._learner.end.notify(Stop(reason=reason[: limits.ERROR_CHARS_MAX]))
 
     def name(self, rank: int) -> str:
-        """A rank as people know it."""
-        return f"rank {rank} ({self._job.members[rank].name})"
+        """A rank as people know it. In one of several worlds it has two numbers, and is known by its device."""
+        name = self._job.members[rank].name
+        return f"rank {rank} ({name})" if self._world is None else name
 
     # The store
 
     async def ask_store(self, asked: StoreAsk) -> StoreAnswer:
         """Answers the learner here: the store is on the first rank's daemon. Raises RequestFailed."""
-        if self._job.rank == 0:
+        first = self.ranks[0]
+        if self._job.rank == first:
             return await self._store.answer(asked)
-        link = self._links.get(0)
+        link = self._links.get(first)
         if link is None:
-            raise RequestFailed(f"{self.name(0)}, whose daemon keeps the job's store, is not linked")
+            raise RequestFailed(f"{self.name(first)}, whose daemon keeps the job's store, is not linked")
+        asked = asked.model_copy(update={"world": self._world_number})
         try:
             answer = await link.request(
                 asked, timeout_s=asked.timeout_s + STORE_GRACE_S, name=f"the store of job {self._job.spec.job}"
             )
         except (ConnectionEnded, TimeoutError) as error:
-            raise RequestFailed(f"{self.name(0)}, whose daemon keeps the job's store: {error}") from error
+            raise RequestFailed(f"{self.name(first)}, whose daemon keeps the job's store: {error}") from error
         if not isinstance(answer, StoreAnswer):
-            raise RequestFailed(f"{self.name(0)} answered with {type(answer).__name__}")
+            raise RequestFailed(f"{self.name(first)} answered with {type(answer).__name__}")
         return answer
 
     async def asked_by_member(self, asked: StoreAsk) -> StoreAnswer:
         """Answers a member's daemon. Raises RequestFailed."""
-        if self._job.rank != 0:
+        if asked.world != self._world_number:
+            raise RequestFailed("that world of the job has ended")
+        if self._job.rank != self.ranks[0]:
             raise RequestFailed("the job's store is on the daemon of rank 0")
         return await self._store.answer(asked)
 
-    def close(self) -> None:
-        """The job has ended."""
+    def close(self, reason: str = "the job has ended") -> None:
+        """The job, or this world, has ended."""
         self._store.close()
         for outlet in self._outlets.values():
             outlet.close()
         self._outlets.clear()
         if self._learner is not None:
-            self._learner.end.close("the job has ended")
+            self._learner.end.close(reason)
 
 
 def _only(ranks: int) -> int | None:

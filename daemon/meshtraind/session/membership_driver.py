@@ -65,6 +65,7 @@ from meshwire.membership.machine import Membership
 from meshwire.membership.record import MembershipStart
 from meshwire.membership.requests import Kind
 from meshwire.messages.generation import AskIn, Enter, Holding, PathStep, Standing, Where
+from meshwire.messages.group import WorldHere
 from meshwire.messages.job import Generation, GivenUp, Member
 from meshwire.text import printable
 from meshwire.timeouts import Timeouts
@@ -185,6 +186,9 @@ class Host(Protocol):
     def holding(self) -> Holding:
         """What there is here, beside rounds, to go on from where no learner computes (J3)."""
 
+    def world(self) -> WorldHere | None:
+        """Of a job that restarts its scripts: the newest world that this device was in (P6)."""
+
     def saved_beginning(self, enter: Enter) -> Beginning:
         """The own checkpoint of the cut, to which all go back. Raises RequestFailed when it is gone."""
 
@@ -301,7 +305,7 @@ class MembershipDriver(Generic[M]):
 
     def notice(self, device: str, body: Message) -> None:
         """A message of a member, or of one that was or wants to be one."""
-        if isinstance(body, AskIn) and self._host.founding:
+        if isinstance(body, AskIn) and self._host.founding and self._job.spec.restarts_max is None:
             self._asking[device] = body
         else:
             self._take(MessageFrom(device, body))
@@ -479,7 +483,9 @@ class MembershipDriver(Generic[M]):
             case Shunned():
                 self._shunned(effect)
             case WaitingFor(reason):
-                self._job.wait(reason)
+                # Without rounds nobody is waited for while a generation runs, whatever else is said of learners.
+                between = self._job.spec.restarts_max is None or not self.running
+                self._job.wait(reason if between else "")
 
     def _send(self, device: str, message: Message) -> None:
         link = self._node.links.get(device)
@@ -559,7 +565,7 @@ class MembershipDriver(Generic[M]):
             standing = Standing(generation=of_now, number=0, complete=begins.round, chains=chains, samples=0, linked=())
         else:
             standing = Standing(generation=None, number=0, complete=0, chains=(), samples=0, linked=())
-        standing = standing.model_copy(update={"holding": self._host.holding()})
+        standing = standing.model_copy(update={"holding": self._host.holding(), "world": self._host.world()})
         self._take(standing)
 
     async def _catch_up(self, effect: CatchUpFrom) -> None:
@@ -569,6 +575,10 @@ class MembershipDriver(Generic[M]):
             lost = self._lost_by_going_back(effect, samples)
             self._host.begin_anew(effect.generation)
             self._tell_lost(lost, effect)
+            self._take(CaughtUpToCut())
+            return
+        if self._job.spec.restarts_max is not None:  # there are no rounds
+            self._host.begin_anew(effect.generation)
             self._take(CaughtUpToCut())
             return
         if effect.device == self._node.device:

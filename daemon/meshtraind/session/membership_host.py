@@ -28,6 +28,7 @@ from meshtraind.transport.messenger import Messenger
 from meshtraind.transport.requests import RequestFailed
 from meshwire.message_base import Wire
 from meshwire.messages.generation import AskState, Enter, Holding, Model, SavedState, Wish
+from meshwire.messages.group import NOT_PREPARED, GroupWorld, WorldHere
 from meshwire.messages.job import Generation
 from meshwire.messages.learner import LearnerModel
 from meshwire.model.manifest import ModelManifest
@@ -62,6 +63,15 @@ class LearnerKeeper(Protocol):
 
     def generation_changed(self) -> None:
         """Another generation was entered."""
+
+    def world(self) -> WorldHere | None:
+        """Of a job that restarts its scripts: the newest world that this device was in (P6)."""
+
+    def world_entered(self, world: GroupWorld) -> None:
+        """All that take part have agreed on this world, which may be the one of now. Of it nothing is sent yet."""
+
+    def world_begins(self) -> None:
+        """All have entered it: its scripts are to run."""
 
     @property
     def learner_failed(self) -> bool:
@@ -222,6 +232,10 @@ class MembershipHost(Generic[C]):
 
     async def first_rounds(self, body: LearnerModel) -> "Rounds":
         """Those of a job that begins, of the model that its learner has described. Raises RequestFailed."""
+        if self._job.spec.restarts_max is not None:
+            why = f"the script uses {NOT_PREPARED}"
+            self._keeper.fail(f"{self.who}: {why}")
+            raise RequestFailed(why)
         prepared = await described_model(self._job, body)
         await self.beginning.read(body)
         if self.rounds is not None:
@@ -420,6 +434,8 @@ class MembershipHost(Generic[C]):
     def holding(self) -> Holding:
         """What there is here to go on from where no learner computes (J3)."""
         rounds, comes, failed = self.rounds, self._keeper.learner_comes, self._keeper.learner_failed
+        if self._job.spec.restarts_max is not None:  # a script can always be begun again from its own checkpoint
+            return Holding(loads_after=self.beginning.round, prepared=False)
         if rounds is None and self._begun:
             return Holding(loads_after=0 if comes else None, failed=failed)
         newest, has_base = self._checkpointing.newest, comes and self._learner.has_base
@@ -435,6 +451,15 @@ class MembershipHost(Generic[C]):
             prepared=None if self._begun else has_base,
             failed=failed,
         )
+
+    def world(self) -> WorldHere | None:
+        """Of a job that restarts its scripts: the newest world that this device was in (P6)."""
+        return None if self._job.spec.restarts_max is None else self._keeper.world()
+
+    def want_world(self) -> None:
+        """The world of now cannot go on: another generation brings the next one, unless one is coming anyway."""
+        if self.generations is not None and not self.generations.fenced:
+            self.generations.look_again()
 
     def saved_beginning(self, enter: Enter) -> Beginning:
         """The own checkpoint of the cut. Raises RequestFailed when it is gone."""
@@ -503,7 +528,10 @@ class MembershipHost(Generic[C]):
             self._begun = False  # also of a device that is taken in
             if not enter.given:
                 self._begin_from_another()
-        if self._without_learner and self._job.rank not in generation.learning:
+        if enter is not None and enter.world is not None:
+            self._without_learner = False
+            self._keeper.world_entered(enter.world)
+        elif self._without_learner and self._job.rank not in generation.learning:
             self._without_learner = False
             self._keeper.begin_learner()
         self._keeper.generation_changed()
@@ -512,7 +540,10 @@ class MembershipHost(Generic[C]):
         """All members have entered: each tells how far it is (G5)."""
         generation, generations = self._job.generation, self.generations
         assert generations is not None
-        if self.founding and generation is not None and not self._job.ending:
+        if self._job.spec.restarts_max is not None:
+            if not self._job.ending:
+                self._keeper.world_begins()
+        elif self.founding and generation is not None and not self._job.ending:
             if generation.learning:
                 self._begun = True
                 generations.begun()
@@ -567,7 +598,8 @@ class MembershipHost(Generic[C]):
 
     def begin_anew(self, generation: Generation) -> None:
         """Every learner is lost, and all begin where the job has begun."""
-        log.info("job %s: every learner was lost: all prepare anew", self._job.spec.job)
+        if self._job.spec.restarts_max is None:
+            log.info("job %s: every learner was lost: all prepare anew", self._job.spec.job)
         if self.rounds is not None:
             beginning = Beginning(self._maker.model(), self.rounds.sample_space, self.beginning.entry, 0)
             self.begin_loading(generation, beginning)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from meshtraind.learner.script_error import explain_end
 from meshtraind.learner.supervisor import Ending, LearnerSupervisor
 from meshtraind.peers.node import Node
+from meshtraind.process_group.pulse import Pulse
 from meshtraind.process_group.relay import GroupRelay
 from meshtraind.recovery.checkpointer import Checkpointer
 from meshtraind.recovery.state_donor import StateDonor
@@ -20,6 +21,7 @@ from meshtraind.session.membership_host import JobPlace, MembershipHost
 from meshtraind.session.membership_recorder import MembershipRecorder, membership_trace
 from meshtraind.session.metrics import MetricsKeeper
 from meshtraind.session.rounds_factory import RoundsFactory
+from meshtraind.session.worlds import SURE_TO_FAIL, Worlds
 from meshtraind.storage.checkpoint_store import CheckpointStore
 from meshtraind.storage.cleanup import STATE
 from meshtraind.storage.job_record import Job
@@ -30,7 +32,7 @@ from meshwire.jobs.checkpoint_schedule import CheckpointSchedule
 from meshwire.jobs.lifecycle import JobEvent, JobState, job_number
 from meshwire.message_base import Wire
 from meshwire.messages.generation import Model
-from meshwire.messages.group import EITHER_OR, GroupWelcome
+from meshwire.messages.group import EITHER_OR, GroupWelcome, GroupWorld, WorldHere
 from meshwire.messages.job import BaseHash, End, Generation, Outcome
 from meshwire.messages.learner import LearnerHash, LearnerWelcome
 from meshwire.timeouts import Timeouts
@@ -107,7 +109,7 @@ class JobSession:
         self.passage = MembershipHost(place, self.learner, self._barriers, self._donor, checkpointing, self.maker, self)
         peers_max = job.spec.peers_max
         self._inviting = None if peers_max is None else Inviter(node, job, peers_max, self, self._tasks)
-        self.group = GroupRelay(job, links)
+        self.worlds = Worlds(job, links)
         self.members = MemberHandler(job, self._barriers, self.passage, self)
         job.on_odd = self._replicas_differ
         self.closed = asyncio.Event()
@@ -117,10 +119,13 @@ class JobSession:
     def start(self) -> None:
         """Begins the job with all others: the learner is spawned."""
         self.job.advance(JobEvent.START)
+        if self.job.generation is not None:
+            self.worlds.found(self.job.generation)
         self.passage.begin_with_all()
         self._invite()
         self._tasks.spawn(self._run(self._learners.run), "learner")
         self._tasks.spawn(self._report_regularly(), "report")
+        self._tasks.spawn(self._watch_group(), "watch the process group")
 
     def _invite(self) -> None:
         if self._inviting is not None:
@@ -135,19 +140,22 @@ class JobSession:
         """Asks to be taken into the job, with which others have gone on; the learner follows then."""
         self.job.advance(JobEvent.START)
         self._tasks.spawn(self._report_regularly(), "report")
+        self._tasks.spawn(self._watch_group(), "watch the process group")
         self._invite()
         await self.passage.come_back()
 
     async def _run(self, run: int) -> None:
         """Runs the learner's processes, one after the other, once an earlier run's last one has ended."""
         job = self.job
-        await self._learners.kill()
+        if self.worlds.world is not None and self.group.used:
+            await self._learners.ended(GROUP_LAST_WORDS_S)  # it may save what it has
+        await self._learners.kill(now=self.worlds.world is None)
         if run == self._learners.run:
             self.learner.let_go("another process takes its place")  # it may have called just before it was ended
         await self._learners.pause()
         try:
             going_on = True
-            while going_on and await self._learners.start(run, self.maker.memory):
+            while going_on and await self._learners.start(run, self.maker.memory, self.worlds.start()):
                 self._metrics.begin_anew()
                 if job.state is JobState.STARTING:
                     job.advance(JobEvent.LEARNER_STARTED)
@@ -178,6 +186,11 @@ class JobSession:
         if job.state is not JobState.RUNNING:
             self._metrics.exit_code = code
             return False
+        if self.worlds.is_between:
+            return False  # it was ended, and the script of the next world is about to be started
+        if code != 0 and self.worlds.world is not None:
+            self._world_broken(code)
+            return False
         steps = self._metrics.step
         were_in, applied = (rounds.contributions, rounds.applied) if rounds is not None else (0, None)
         ending = self._learners.after(code, were_in, steps, applied)
@@ -201,7 +214,7 @@ class JobSession:
             self._metrics.exit_code = code
             if rounds is not None:
                 rounds.learner.gone("it failed")
-            self.fail(why)
+            self._fail_of_group(why)
             return False
         if job.ending:  # it was the last one that held the base
             return False
@@ -216,6 +229,74 @@ class JobSession:
         self.passage.learner_died(failed=True)
         log.warning("job %s: %s\n%s", self.job.spec.job, why, Ending.FORWARD.value)
         self._forward(why)
+
+    def _world_broken(self, code: int) -> None:
+        """P6: decides what follows from the end of a script by a failure, in a job that restarts its scripts."""
+        worlds, disturbed = self.worlds, self.group.is_disturbed
+        why = self._named(self._why_ended or self.group.loss or explain_end(code, self._learners.error))
+        self._why_ended = None
+        self._metrics.failure = why
+        self.tell_report()
+        sure = not disturbed and self._learners.fails_again(code)
+        if sure or worlds.used_up:
+            self._metrics.exit_code = code
+            self._fail_of_group(f"{why}\n{SURE_TO_FAIL}" if sure else why)
+            return
+        log.warning("job %s: %s", self.job.spec.job, why)
+        if disturbed:  # the daemon of whoever is to blame, or all that miss it, bring the next world
+            self._tasks.spawn(self._want_world_later(worlds.begun, why), "hear of the next world")
+        else:
+            worlds.broken = self._in_short(why)
+            self.passage.want_world()
+
+    def _fail_of_group(self, why: str) -> None:
+        """Ends the job; where another rank has left before, its daemon has a while to tell the first reason."""
+        if self.group.is_disturbed and self.group.loss is None:
+            self._tasks.spawn(self._fail_later(why), "hear why another rank has left")
+        else:
+            self.fail(why)
+
+    async def _fail_later(self, why: str) -> None:
+        await asyncio.sleep(GROUP_LAST_WORDS_S)
+        self.fail(why)
+
+    def _in_short(self, why: str) -> str:
+        """A failure of the script here in a few words: the device, and the first line."""
+        return f"{self._node.name}: {why.removeprefix(f'{self.who}: ').partition(chr(10))[0]}"
+
+    async def _want_world_later(self, number: int, why: str) -> None:
+        """For another rank may have left in good order, and nobody else wants the next world then."""
+        await asyncio.sleep(self._node.patience_s)
+        if self.worlds.begun == number and not self.job.ending:
+            self.worlds.broken = self.worlds.broken or self._in_short(why)
+            self.passage.want_world()
+
+    def world(self) -> WorldHere | None:
+        """Of a job that restarts its scripts: the newest world that this device was in."""
+        return self.worlds.here(done=self._metrics.exit_code == 0)
+
+    def world_entered(self, world: GroupWorld) -> None:
+        """All that take part have agreed on this world, which may be the one of now. Of it nothing is sent yet."""
+        said = None if self.job.ending else self.worlds.enter(world)
+        if said is None:
+            return
+        log.warning("job %s: %s", self.job.spec.job, said)
+        if self.worlds.is_over:
+            self.fail(said)
+        else:
+            self.job.tell_restart(said)
+
+    def world_begins(self) -> None:
+        """All have entered it: its scripts are to run."""
+        worlds = self.worlds
+        if worlds.world is None:
+            return
+        if worlds.begun != worlds.world.number:
+            worlds.begun = worlds.world.number
+            if self.job.rank in worlds.world.ranks:
+                self.begin_learner()
+        elif worlds.broken is not None or self.group.loss is not None:
+            self.passage.want_world()  # it broke while all entered this generation for another reason
 
     def _forward(self, why: str) -> None:
         """No process is started any more: this device forwards what the others send, if one of them computes."""
@@ -464,16 +545,24 @@ class JobSession:
         expected."""
         if not self._learners.running:
             raise RequestFailed(f"job {self.job.spec.job} runs no learner here any more")
-        return self.learner.attach(connection)
+        welcome = self.learner.attach(connection)
+        if self.worlds.world is None or self.worlds.is_between:
+            return welcome
+        return welcome.model_copy(update={"rank": self.group.place, "members": self.group.members})
 
     def attach_group(self, connection: Connection) -> GroupWelcome:
         """Lets the learner's process group in. Raises RequestFailed."""
-        if not self._learners.running:
+        if not self._learners.running or self.worlds.is_between:
             raise RequestFailed(f"job {self.job.spec.job} runs no learner here any more")
         if self.rounds is not None:
             raise RequestFailed(EITHER_OR)
         self._metrics.stage = "process group"
         return self.group.attach(connection)
+
+    @property
+    def group(self) -> GroupRelay:
+        """Serves the process group of now."""
+        return self.worlds.group
 
     def group_link_lost(self, device: str, reason: str) -> None:
         """A link to a member is gone; there may be a newer one, which does not bring what was on it."""
@@ -548,6 +637,18 @@ class JobSession:
                 self.passage.generations.progress()
             self.passage.look_for_stalls()
             await asyncio.sleep(REPORT_INTERVAL_S)
+
+    async def _watch_group(self) -> None:
+        """Ends a script with a process group that stands still, for all others would wait for it (P7)."""
+        pulse = Pulse(self._node.patience_s)
+        while True:
+            await asyncio.sleep(pulse.beat_s)
+            if pulse.beat(self.group.learner) and self.job.state is JobState.RUNNING:
+                stands = f"its process stands still: no answer and no computing for {self._node.patience_s:g} s"
+                log.error("job %s: %s", self.job.spec.job, self._named(stands))
+                self._why_ended = stands
+                self.group.will_end(stands)
+                await self._learners.kill()
 
     async def _end_if_it_hangs(self) -> None:
         """Ends a learner that hangs, for all others would wait for it: it is lost like one that has failed, and may be

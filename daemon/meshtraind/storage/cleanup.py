@@ -12,6 +12,7 @@ from pathlib import Path
 
 from meshtraind.storage.blobs import BlobStore, building_folder
 from meshtraind.storage.checkpoint_store import CHECKPOINTS, names_among
+from meshtraind.storage.fetch import LOGS, RECORD_SUFFIX
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,12 @@ def remove_inputs(folder: Path) -> None:
     for name in (SOURCE, DATA, STATE, RESUME):
         _remove(folder / name)
         _remove(building_folder(folder / name))
+    logs = folder / LOGS
+    for record in logs.glob(f"*{RECORD_SUFFIX}") if not logs.is_symlink() else ():  # a daemon that was killed read none
+        try:
+            record.unlink()
+        except OSError as error:
+            log.warning("cannot delete %s: %s; delete it by hand", record, error)
 
 
 def _remove_kept_histories(folder: Path) -> None:

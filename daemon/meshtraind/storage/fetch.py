@@ -28,6 +28,7 @@ from meshwire.messages.job import BlobRef, Fetch, Fetched, OutputFile
 log = logging.getLogger(__name__)
 
 OUT, LOGS = "out", "logs"  # below a job's folder
+RECORD_SUFFIX = ".error"  # beside a log, until its process has ended: the error that ends the script
 PIECE_TIMEOUT_S = 60.0
 PIECES_IN_FLIGHT = 4
 PIECES_PER_PEER = limits.REQUESTS_PER_CONNECTION_MAX // 4  # of all jobs together; the rest is for who asks other things

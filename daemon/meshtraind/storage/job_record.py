@@ -172,6 +172,7 @@ class Job:
         self.expired_at_s: float | None = None  # when its results here were deleted, Unix time
         self.left = False  # this device alone has; the others go on, and hear no end from here
         self.lies_down = False  # no base of it is left: what runs of it is being stopped, and it is to begin again
+        self._restarted: str | None = None
         self._out = False  # of all generations, since the one entered last
         self._seen: set[int] = set()  # ranks that took part at some time
         self._returned: set[int] = set()
@@ -297,6 +298,11 @@ class Job:
             self._save()
             self.touch()
 
+    def tell_restart(self, said: str) -> None:
+        """Notes why all scripts are begun again (P6), for people."""
+        self._restarted = said[: limits.ERROR_CHARS_MAX]
+        self.touch()
+
     def refuse(self, rank: int, reason: str, violations: int) -> None:
         """Notes that a member was refused for so many times because it broke the protocol (G10)."""
         self._refused[rank] = RefusedRank(rank=rank, reason=reason[: limits.REASON_CHARS_MAX], violations=violations)
@@ -404,6 +410,7 @@ class Job:
             prediction=self.spec.prediction,
             refused=tuple(self._refused[rank] for rank in sorted(self._refused)),
             provisional=generation is not None and generation.provisional and not self.ended,
+            restarted=self._restarted,
         )
 
     def _unlinkable(self) -> tuple[tuple[int, str], ...]:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 # Options of this command that no training script has: who types one behind SCRIPT means it for the job.
 NEVER_THE_SCRIPTS = frozenset(
-    {"--on", "--peers", "--sync", "--codec", "--topology", "--detach", "--dry-run", "--no-plan"}
+    {"--on", "--peers", "--sync", "--codec", "--topology", "--detach", "--dry-run", "--no-plan", "--max-restarts"}
 )
 IN_STEP = "Keeping in step, when --sync alone is not enough"
 
@@ -202,6 +202,20 @@ def submit(
             help="Each device may train by itself: a job that has exchanged nothing has succeeded, too.",
         ),
     ] = False,
+    restart: Annotated[
+        int | None,
+        typer.Option(
+            "--restart",
+            "--max-restarts",
+            metavar="N",
+            min=1,
+            max=limits.WORLD_RESTARTS_MAX,
+            help="For scripts of torch.distributed: when a script fails or a device is lost, start the scripts of all "
+            "that are left again, at most N times, as torchrun --max-restarts does. They go on from the checkpoints "
+            "that they have saved themselves; a device that comes back is taken in. Jobs with mt.prepare go on by "
+            "themselves.",
+        ),
+    ] = None,
     trace: Annotated[
         bool,
         typer.Option(
@@ -367,6 +381,7 @@ def submit(
             partition_wait=waits,
             prediction=chosen.prediction,
             requirements=packages,
+            restarts_max=restart,
             modules=_modules(source, relative, environment, place),
             checkpoint_every=checkpoint_every,
             resume=None if resume is None else resume_from(client, resume),

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from meshtrain.cli.ui.terminal import human_step, made_table, print_table
 from meshwire.messages.job import JobSummary, Member, Metrics, RankReport
-from meshwire.peer_news import losses, name_of, part_of, provisional, unlinkable, with_names
+from meshwire.peer_news import losses, name_of, part_of, provisional, restarts, unlinkable, with_names
 from meshwire.text import printable
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def render_peers(job: JobSummary) -> "RenderableType":
 
 
 def _notes(job: JobSummary) -> list[str]:
-    return [*provisional(job), *losses(job), *unlinkable(job)]
+    return [*restarts(job), *provisional(job), *losses(job), *unlinkable(job)]
 
 
 def waits(job: JobSummary) -> dict[int, str]:

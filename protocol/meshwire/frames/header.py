@@ -42,7 +42,8 @@ _NAME_OF = {Kind.CONTROL: "control frame", Kind.CHUNK: "chunk", Kind.RELAYED: "r
 @dataclass(frozen=True, slots=True)
 class Header:
     """One frame's header. Control frames use `job`, `generation`, `complete`, `payload_bytes` and `flags` only; relayed
-    ones `job`, `round` (their process group), `step` (GROUP_ENDS: no other follows, and the payload says why),
+    ones `job`, `generation` (between daemons, of a job that restarts its scripts: in which their world began), `round`
+    (their process group), `step` (GROUP_ENDS: no other follows, and the payload says why),
     `contributors` and `payload_bytes`.
 
     Attributes:

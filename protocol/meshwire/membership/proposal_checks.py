@@ -1,7 +1,10 @@
 """What can be wrong with messages of a generation change, whoever sent them: text if something is, else None."""
 
+from collections.abc import Collection
+
 from meshwire.membership.lineage import rank_of
 from meshwire.messages.generation import Enter, Promised, Standing
+from meshwire.messages.group import GroupWorld
 from meshwire.messages.job import Generation, Member
 
 NUMBER_MAX = 2**32 - 1
@@ -65,6 +68,8 @@ def promise_wrong(promised: Promised, generation: Generation) -> str | None:
         return "its standing is of a later generation than it promised"
     if (standing.generation is None) != (standing.history is None):
         return "it brings a history and does not say who decides what follows it, or the other way round"
+    if standing.world is not None and _is_elsewhere(standing.world.world, generation, range(len(generation.members))):
+        return "its world is of later, or of others than the members"
     if standing.history is not None and standing.history.number > standing.number:
         return "the root of its history comes after it"
     return None
@@ -79,6 +84,8 @@ def enter_wrong(enter: Enter, generation: Generation, rank: int, standing: Stand
         return "it names ranks that are not in the generation"
     if not {*enter.awaited} <= {*generation.ranks} or (enter.awaited and enter.giver not in enter.awaited):
         return "it awaits learners of others than its members, or their giver is none of these"
+    if (standing.world is not None and enter.world is None) or _is_elsewhere(enter.world, generation, generation.ranks):
+        return "its world is not of this generation, or of an earlier one"
     if enter.way == "back" and (enter.reload != generation.ranks or generation.learning):
         return "it gives rounds up that a learner has computed with"
     if rank in enter.reload:
@@ -91,6 +98,14 @@ def enter_wrong(enter: Enter, generation: Generation, rank: int, standing: Stand
     if enter.source == rank and standing.complete < enter.cut:
         return "its source lacks rounds"
     return None
+
+
+def _is_elsewhere(world: GroupWorld | None, generation: Generation, among: Collection[int]) -> bool:
+    """P6: is it of other ranks than those, or of a later generation?"""
+    if world is None:
+        return False
+    ranks = {*world.ranks}
+    return len(ranks) < len(world.ranks) or not ranks <= {*among} or world.number > generation.number
 
 
 assert NUMBER_LEAP_MAX < NUMBER_MAX

@@ -2,16 +2,18 @@
 
 Before it proposes: `roll_of` lists the members (G7, who changes it). When all have promised: `worst_linked` finds two
 without a link to each other, in which case somebody has to be left out; else `enter_message` says whose history is kept
-(`keep`: G4, the longest), who has to load it anew, and how it goes on where no learner computes (J3).
+(`keep`: G4, the longest), who has to load it anew, and how it goes on where no learner computes (J3); of a job that
+restarts its scripts, whose run together from then on (`next_world`: P6).
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshwire import limits
 from meshwire.checkpoints.resume_choice import WayOn, at_beginning, way_on
 from meshwire.membership.lineage import rank_of
 from meshwire.messages.generation import Enter, Standing
+from meshwire.messages.group import GroupWorld
 from meshwire.messages.job import Generation, Member
 from meshwire.rounds.chain import START
 
@@ -155,7 +157,44 @@ def enter_message(
         awaited=together,
         giver=min(given or [rank for rank in together if standings[rank].holding.begins] or together, default=0),
         given=bool(given),
+        world=next_world(generation, standings, kept.source, kept.reload),
     )
+
+
+def next_world(
+    generation: Generation, standings: Mapping[int, Standing], source: int, reload: Collection[int]
+) -> GroupWorld | None:
+    """P6: whose scripts run together from this generation on. None: the job has no worlds.
+
+    The world stays as it is where all of its members are there, in the same process of their daemons, none says that it
+    is broken, and nobody comes. Whose script has ended well is in no other one. What comes is begun again without
+    counting as a failure, as torchrun does.
+    """
+    brought = standings[source].world
+    if brought is None:
+        return None
+    last = brought.world
+    told = {rank: held.world for rank, held in standings.items() if rank not in reload and held.world is not None}
+    stay = [rank for rank in last.ranks if rank in told]
+    done = {rank for rank in stay if told[rank].done}
+    come = [rank for rank in generation.ranks if rank not in stay and not (rank in told and told[rank].done)]
+    lost = [rank for rank in last.ranks if rank not in stay]
+    failures = [_told(generation, lost, "was lost", "were lost")] if lost else []
+    failures += [why for rank in stay if (why := told[rank].broken) is not None]
+    if not failures and not come:
+        return last
+    return GroupWorld(
+        number=generation.number,
+        restarts=last.restarts + bool(failures),
+        ranks=(*(rank for rank in stay if rank not in done), *come),
+        why=(failures or [_told(generation, come, "has come", "have come")])[0][: limits.REASON_CHARS_MAX],
+    )
+
+
+def _told(generation: Generation, ranks: Sequence[int], one: str, several: str) -> str:
+    """What has become of them, for people."""
+    names = " and ".join(generation.members[rank].name for rank in ranks)
+    return f"{names} {one if len(ranks) == 1 else several}"
 
 
 def _that_come(standings: Mapping[int, Standing]) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from meshwire import limits
 from meshwire.jobs.lifecycle import JobId
 from meshwire.message_base import DeviceId, Digest, Int64, Wire
 from meshwire.messages.envelope import message
+from meshwire.messages.group import GroupWorld, WorldHere
 from meshwire.messages.job import BlobRef, Generation, JobSpec, Member, Rank, Reason, Text
 from meshwire.messages.learner import SampleSpace
 from meshwire.messages.rounds import BatchSize, Bind, Bytes, Poison, Round, SampleBlock
@@ -69,6 +70,7 @@ class Standing(Wire):
     votes: Annotated[tuple[Electorate, ...], Field(max_length=limits.ATTEMPTS_MAX + 1)] = ()
     forgot: Annotated[int, Field(ge=0)] = 0  # number of the newest of those that are too many to be told
     holding: Holding = Holding()
+    world: WorldHere | None = None  # of a job that restarts its scripts (P6)
 
 
 @message("generation.propose")
@@ -119,6 +121,7 @@ class Enter(Wire):
     # of the cut; there is nothing here to go on from, but somebody else may have it; nobody has, and all begin again
     # from what lies on their disks (J5); or scripts have failed, and the job with them
     way: Literal["on", "back", "wait", "lost", "failed"] = "on"
+    world: GroupWorld | None = None  # of a job that restarts its scripts (P6): that of now, or the next one
 
 
 @message("generation.entered")

@@ -11,7 +11,7 @@ from meshwire import limits
 from meshwire.jobs.lifecycle import JobId
 from meshwire.message_base import Wire
 from meshwire.messages.envelope import message
-from meshwire.messages.job import JobSpec, Member, Rank, Text
+from meshwire.messages.job import JobSpec, Member, Rank, Reason, Text
 
 EITHER_OR = (  # P5
     "mt.prepare and torch.distributed in one script: mt.prepare exchanges the gradients itself, so take "
@@ -23,14 +23,48 @@ GROUP_SETTINGS = (  # P5
     "gradients of DistributedDataParallel. Other codecs, --sync, --masks and --topology are for scripts with mt.prepare"
 )
 
+NOT_PREPARED = (  # P6
+    "mt.prepare, and --restart is for scripts without it: a job with mt.prepare goes on by itself, from the memory of "
+    "those that are left. Submit it without --restart"
+)
+
 Instance = Annotated[int, Field(ge=1, lt=2**32)]
 StoreKey = Annotated[str, Field(max_length=limits.STORE_KEY_CHARS_MAX)]
 StoreValue = Annotated[bytes, Field(max_length=limits.STORE_VALUE_BYTES_MAX)]
 
 
+class GroupWorld(Wire):
+    """P6: whose scripts run together in a job that restarts them: torch's world.
+
+    Attributes:
+        number: of the generation in which it began.
+        restarts: how many failures came before it.
+        ranks: of the job, by rank of the world. Who was in the world before comes first.
+        why: the one before has ended, for people; empty: of the first.
+    """
+
+    number: Annotated[int, Field(ge=1)]
+    restarts: Annotated[int, Field(ge=0)]
+    ranks: Annotated[tuple[Rank, ...], Field(max_length=limits.MEMBERS_MAX)]
+    why: Reason = ""
+
+
+class WorldHere(Wire):
+    """P6: the newest world that a member was in, and what has become of its part.
+
+    Attributes:
+        broken: why it cannot go on, if it cannot.
+        done: the script here has ended well.
+    """
+
+    world: GroupWorld
+    broken: Reason | None = None
+    done: bool = False
+
+
 @message("group.welcome")
 class GroupWelcome(Wire):
-    """Reply to the `Attach` of a learner that makes a process group."""
+    """Reply to the `Attach` of a learner that makes a process group: its rank in the world, and who is in that."""
 
     spec: JobSpec
     rank: Rank
@@ -48,6 +82,11 @@ class GroupBegin(Wire):
 
     instance: Instance
     survives_losses: bool = False
+
+
+@message("group.alive")
+class SignOfLife(Wire):
+    """Notice to the learner, several times within a patience, which sends it back at once, whatever its script does."""
 
 
 @message("group.lost")
@@ -72,6 +111,7 @@ class StoreAsk(Wire):
     expected: StoreValue = b""
     amount: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
     timeout_s: Annotated[float, Field(ge=0, le=limits.STORE_WAIT_S_MAX)] = 0.0
+    world: Annotated[int, Field(ge=0)] = 0  # between daemons: number of the `GroupWorld`, 0 in a job that has but one
 
 
 @message("store.answer")

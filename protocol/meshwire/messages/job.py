@@ -34,6 +34,9 @@ ModuleName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$
 ModuleNames = Annotated[tuple[ModuleName, ...], Field(max_length=limits.MODULES_MAX)]
 
 
+RestartsMax = Annotated[int, Field(ge=1, le=limits.WORLD_RESTARTS_MAX)]
+
+
 class BlobRef(Wire):
     """A content-addressed blob."""
 
@@ -97,6 +100,8 @@ class JobSpec(Wire):
     partition_wait: PartitionWait | None = None  # of a part that is not entitled to go on; None: follows from patience
     prediction: Prediction | None = None  # None: nothing was predicted
     requirements: PackagesWanted = ()  # packages for an environment of the script's own; none: the daemon's
+    restarts_max: RestartsMax | None = None  # P6: how often all scripts are begun again; None: never, and no failure is
+    # survived but by mt.prepare
 
 
 class Member(Wire):
@@ -435,6 +440,7 @@ class JobSummary(Wire):
     refused: Annotated[tuple[RefusedRank, ...], Field(max_length=limits.MEMBERS_MAX)] = ()  # as this device knows
     provisional: bool = False  # the generation is: its rounds are given up if others are entitled to go on
     prediction: Prediction | None = None  # as of `JobSpec`
+    restarted: Text | None = None  # P6: why all scripts were begun again last, and where
 
 
 @message("job.found")

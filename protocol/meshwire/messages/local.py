@@ -23,6 +23,7 @@ from meshwire.messages.job import (
     PackagesWanted,
     Prediction,
     RelativePath,
+    RestartsMax,
     Text,
     TopologyName,
 )
@@ -303,6 +304,7 @@ class Submit(Wire):
     prediction: Prediction | None = None  # as of `JobSpec`
     requirements: PackagesWanted = ()  # as of `JobSpec`
     modules: ModuleNames = ()  # that the script imports, and are to be there
+    restarts_max: RestartsMax | None = None  # as of `JobSpec`
 
 
 @message("environment")

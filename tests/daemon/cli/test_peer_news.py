@@ -54,6 +54,19 @@ BACK = job(3, (0, 1, 2), (0, 1), cleo=report(2), returned=(2,))
 AGAIN = job(4, (0, 1, 2), cleo=report(2), returned=(2,))
 
 
+def test_a_restart_of_all_scripts_is_one_line() -> None:
+    """P6: it says whatever else could be said of who is in, and who has failed."""
+    said = "cleo was lost: restarting on anna and bert, 1 of 3"
+    failed = report(1, restarts=1, failure="rank 1 (bert): cleo is gone: the connection broke")
+    after = LOST.model_copy(update={"restarted": said, "ranks": (report(0), failed, report(2))})
+    assert news(FIRST, after) == [said]
+    assert news(after, after) == []
+    console = Console(file=io.StringIO(), width=120)
+    console.print(render_peers(after))
+    assert f"note: {said}" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert f"note: {said}" not in outcome_notes(after)
+
+
 def test_a_loss_and_a_return_are_three_lines() -> None:
     """G2: each change of who is in, or who computes, is a generation."""
     assert news(FIRST, LOST) == ["cleo was lost; anna and bert go on (generation 2)"]

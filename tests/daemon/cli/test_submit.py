@@ -18,6 +18,7 @@ from meshtrain.cli.submission.shipping import data_place, pack
 from meshtrain.cli.ui.errors import CliError
 from meshtrain.cli.ui.progress import Stages
 from meshtraind.jobs.submission import Submission
+from meshtraind.transport.requests import RequestFailed
 from meshwire.codecs.registry import FAMILIES, FP32, parse_codec
 from meshwire.jobs.files import FileManifest
 from meshwire.jobs.lifecycle import JobState
@@ -466,6 +467,34 @@ def test_a_job_whose_devices_train_by_themselves_is_asked_for(endpoint: Endpoint
     """J4."""
     assert not sent(endpoint).independent
     assert sent(endpoint, "--independent").independent
+
+
+@pytest.mark.usefixtures("project")
+def test_restarts_are_asked_for_by_either_name(endpoint: Endpoint) -> None:
+    """P6."""
+    assert sent(endpoint).restarts_max is None
+    assert sent(endpoint, "--restart", "3").restarts_max == 3
+    assert sent(endpoint, "--max-restarts", "2").restarts_max == 2
+    assert run("submit", "--restart", "0", "train.py").exit_code == 2
+
+
+@pytest.mark.asyncio
+async def test_restarts_are_for_scripts_that_train_together_without_prepare(tmp_path: Path) -> None:
+    """P6: whatever else is refused comes later."""
+    member = Member(device="a" * 64, incarnation=1, name="anna")
+    node: Any = SimpleNamespace(device=member.device, member=member, software=SOFTWARE, links={})
+    board: Any = None
+    for text, options, why in (
+        (
+            "import meshtrain as mt\nmt.prepare(model)",
+            {},
+            r"train.py uses mt\.prepare, and --restart is for scripts without",
+        ),
+        ("import torch", {"independent": True}, "--independent for others: take one"),
+    ):
+        body = submission(tmp_path, text, dry_run=True, restarts_max=3, **options)
+        with pytest.raises(RequestFailed, match=why):
+            await Submission(node, board, body, lambda _: None).run("test")
 
 
 def test_a_notebook_is_refused_with_the_way_to_a_script(endpoint: Endpoint, project: Path) -> None:

@@ -86,7 +86,7 @@ class Script:
         self.said: list[str] = []
         self.told: list[Wire] = []
 
-    async def start(self, _environment: object) -> None:
+    async def start(self, _environment: object, _said: str) -> None:
         Script.newest[self.laptop] = self
         Script.started.append(self.laptop)
         if self.laptop in Script.fails:

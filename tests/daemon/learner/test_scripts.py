@@ -13,7 +13,7 @@ import pytest
 
 from meshtrain.cli.ui.log_pieces import ScriptErrors
 from meshtraind.learner import process as learner
-from meshtraind.learner.environment import calls_prepare, learner_environment
+from meshtraind.learner.environment import ScriptPlace, calls_prepare, learner_environment
 from meshtraind.learner.process import INHERITED, LearnerProcess
 from meshtraind.learner.script_error import CHARS_MAX, ScriptError, explain_end
 from meshtraind.learner.supervisor import RESTARTS_MAX, Ending, LearnerSupervisor, pause_s
@@ -294,12 +294,12 @@ def test_scripts_find_torchruns_variables_where_they_are_of_use(monkeypatch: pyt
     inherited = {**{name: os.environ[name] for name in INHERITED if name in os.environ}}
     for independent, prepares in ((True, False), (False, True)):
         spec = SimpleNamespace(job="1kx3000000aa", env=(("EPOCHS", "3"),), independent=independent)
-        found = inherited | learner_environment(cast(Any, spec), rank=2, members=3, prepares=prepares, threads=2)
+        found = inherited | learner_environment(cast(Any, spec), ScriptPlace(2, 3), prepares=prepares, threads=2)
         ranks = [name for name in found if "RANK" in name or "WORLD" in name]
         assert not [*ranks, *(name for name in found if name.startswith(("MASTER", "TORCHEL", "ACCELERATE")))]
         assert found["EPOCHS"] == "3"
     spec = SimpleNamespace(job="1kx3000000aa", env=(("LOCAL_RANK", "7"),), independent=False)
-    found = inherited | learner_environment(cast(Any, spec), rank=2, members=3, prepares=False, threads=2)
+    found = inherited | learner_environment(cast(Any, spec), ScriptPlace(2, 3), prepares=False, threads=2)
     assert {name: found[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID")} == {
         "RANK": "2",
         "WORLD_SIZE": "3",

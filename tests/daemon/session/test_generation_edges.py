@@ -16,6 +16,7 @@ from meshtraind.jobs import admission
 from meshtraind.jobs.admission import Admission
 from meshtraind.jobs.routing import JobRouter
 from meshtraind.learner import supervisor as learnerlife
+from meshtraind.learner.environment import ScriptPlace
 from meshtraind.learner.shared_memory import SharedMemoryError
 from meshtraind.learner.supervisor import LearnerSupervisor
 from meshtraind.recovery import join_requests as joining
@@ -442,7 +443,7 @@ class SlowProcess:
     def running(self) -> bool:
         return self in self.alive
 
-    async def start(self, _environment: object) -> None:
+    async def start(self, _environment: object, _said: str) -> None:
         await asyncio.sleep(0.01)
         SlowProcess.started += 1
         self.alive.add(self)
@@ -475,12 +476,12 @@ def life(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LearnerSupervisor:
 @pytest.mark.asyncio
 async def test_a_learner_is_let_in_while_it_runs_and_by_its_own_token_only(life: LearnerSupervisor) -> None:
     tokens = life._node.entrance.learners
-    assert await life.start(life.run, cast(Any, None))
+    assert await life.start(life.run, cast(Any, None), ScriptPlace(0, 2))
     first = life._token
     assert tokens.job_of(first) == life._job.spec.job
     life.run += 1
     await life.kill()
-    assert await life.start(life.run, cast(Any, None))
+    assert await life.start(life.run, cast(Any, None), ScriptPlace(0, 2))
     assert tokens.job_of(first) is None, "of a process that was replaced"
     assert tokens.job_of(life._token) == life._job.spec.job
     await life.stop(now=True)
@@ -494,7 +495,7 @@ async def test_a_process_that_its_daemon_ends_has_not_failed(life: LearnerSuperv
     life.failed = True
     await life.kill()
     assert life.failed, "none has run since"
-    assert await life.start(life.run, cast(Any, None))
+    assert await life.start(life.run, cast(Any, None), ScriptPlace(0, 2))
     await life.kill()
     assert not life.failed
     life.failed = True
@@ -508,7 +509,7 @@ async def begin(life: LearnerSupervisor) -> None:
     life.run += 1
     run = life.run
     await life.kill()
-    if await life.start(run, cast(Any, None)):
+    if await life.start(run, cast(Any, None), ScriptPlace(0, 2)):
         await life.wait()
 
 
@@ -781,7 +782,7 @@ async def test_who_promises_another_generation_stops_catching_up(monkeypatch: py
     monkeypatch.setattr(generations_module, "fetch_rounds", fetch)
     standing = Standing(generation=None, number=0, complete=0, chains=(), samples=0, linked=())
     crossing = SimpleNamespace(fence=lambda: None, standing=lambda: standing)
-    host = SimpleNamespace(rounds=object(), crossing=crossing, holding=Holding)
+    host = SimpleNamespace(rounds=object(), crossing=crossing, holding=Holding, world=lambda: None)
     shell, machine, tasks = generations(host, {"b": SimpleNamespace(connection=None)})
     effect = catch_up(reload=False)
     shell._perform([effect])
@@ -1041,7 +1042,9 @@ class Bereaved:
         )
         passage._begun = True
         passage._checkpointing = SimpleNamespace(round_complete=lambda *_: None)
-        passage._job = SimpleNamespace(folder=Path("none"), spec=SimpleNamespace(job=JOB, resume=None), begins=True)
+        passage._job = SimpleNamespace(
+            folder=Path("none"), spec=SimpleNamespace(job=JOB, resume=None, restarts_max=None), begins=True
+        )
         passage.beginning = JobBeginning(cast(Any, passage._job))
         passage._maker = SimpleNamespace(manifest=MANIFEST, memory=SimpleNamespace(kept=self))
         passage._place = SimpleNamespace(states=None)

@@ -138,7 +138,9 @@ async def test_a_loss_is_told_however_soon_the_learner_is_needed_no_more() -> No
     """G4: what makes this device leave and what takes it in may come together, before anything was begun."""
     told: list[GivenUp] = []
     over: list[object] = []
-    job = SimpleNamespace(spec=SimpleNamespace(job="ab" * 6), wait=lambda _reason: None, take_given_up=told.extend)
+    job = SimpleNamespace(
+        spec=SimpleNamespace(job="ab" * 6, restarts_max=None), wait=lambda _reason: None, take_given_up=told.extend
+    )
 
     async def write() -> Any:
         pytest.fail("it is too late")

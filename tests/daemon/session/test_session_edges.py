@@ -76,6 +76,7 @@ from tests.daemon.linkusers import DialsNobody, QuietUser
 from tests.daemon.roundhost import executor_of
 from tests.daemon.waiting import until
 
+NO_GROUP = SimpleNamespace(used=False, loss=None, is_disturbed=False, survives_losses=False)
 JOB = new_job_id(bytes(8))
 pytestmark = pytest.mark.timeout(180)
 
@@ -131,7 +132,7 @@ def job_of(names: str, rank: int, gone: set[int] | None = None) -> Job:
     """What barriers look at."""
     members = tuple(Member(device=f"{of:064x}", incarnation=1, name=name) for of, name in enumerate(names))
     generation = computing(JOB, members[0].device, members)
-    spec = SimpleNamespace(job=JOB, peers_max=None, partition_wait=None, trace=False)
+    spec = SimpleNamespace(job=JOB, peers_max=None, partition_wait=None, trace=False, restarts_max=None)
     hashes = ReplicaHashes(range(len(members)))
     job = SimpleNamespace(
         spec=spec,
@@ -306,7 +307,9 @@ async def test_what_a_job_held_is_given_back_when_it_is_over(tmp_path: Path) -> 
     closed = asyncio.Event()
     parts = Parts()
     held = weakref.ref(parts)
-    job = SimpleNamespace(spec=SimpleNamespace(job=JOB), folder=tmp_path / JOB, ended=True, state=JobState.SUCCEEDED)
+    job = SimpleNamespace(
+        spec=SimpleNamespace(job=JOB, restarts_max=None), folder=tmp_path / JOB, ended=True, state=JobState.SUCCEEDED
+    )
     session: Any = SimpleNamespace(job=job, closed=closed, guests=(), parts=parts)
     node: Any = SimpleNamespace(blobs=SimpleNamespace(release=lambda _job: None, trim=lambda: None))
     registry = JobRegistry(node, DialsNobody(), cast(Any, None))
@@ -433,13 +436,17 @@ async def test_a_script_that_is_started_again_and_fails_otherwise_is_told_with_i
     second's: on the screen, and where nobody computes any more as the job's end."""
     session = JobSession.__new__(JobSession)
     session.job = cast(
-        Job, SimpleNamespace(state=JobState.RUNNING, ending=False, rank=1, spec=SimpleNamespace(job=JOB))
+        Job,
+        SimpleNamespace(state=JobState.RUNNING, ending=False, rank=1, spec=SimpleNamespace(job=JOB, restarts_max=None)),
     )
     session.job.reports = {}
     session._node = cast(Any, SimpleNamespace(name="bert"))
     session._learners = LearnerSupervisor(session._node, session.job, 1)
     session._metrics = MetricsKeeper({})
-    session.group = cast(Any, SimpleNamespace(used=False, loss=None))
+    session.worlds = cast(
+        Any,
+        SimpleNamespace(world=None, is_between=False, group=NO_GROUP),
+    )
     session._why_ended = None
     session._failed_elsewhere = {}
     session.learner = cast(Any, SimpleNamespace(rounds=None, requests=None))
@@ -480,7 +487,8 @@ async def test_the_job_ends_where_all_scripts_are_given_up_and_all_are_out(canno
     session.job = cast(
         Job,
         SimpleNamespace(
-            state=JobState.RUNNING, ending=False, rank=1, spec=SimpleNamespace(job=JOB), members=members,
+            state=JobState.RUNNING, ending=False, rank=1, members=members,
+            spec=SimpleNamespace(job=JOB, restarts_max=None),
             reports={rank: SimpleNamespace(part="forwards", exit_code=None) for rank in (0, 2)},
         ),
     )  # fmt: skip
@@ -490,7 +498,10 @@ async def test_the_job_ends_where_all_scripts_are_given_up_and_all_are_out(canno
     session._learners = LearnerSupervisor(session._node, session.job, 1)
     session._metrics = MetricsKeeper({})
     session._tasks = TaskSet("job x", session._task_failed)
-    session.group = cast(Any, SimpleNamespace(used=False, loss=None))
+    session.worlds = cast(
+        Any,
+        SimpleNamespace(world=None, is_between=False, group=NO_GROUP),
+    )
     session._why_ended = None
     session.learner = cast(Any, SimpleNamespace(rounds=None, requests=None))
     session.tell_report = lambda: None  # type: ignore[method-assign]
@@ -546,7 +557,7 @@ class Script:
     def __init__(self, *_args: object) -> None:
         self.code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-    async def start(self, _environment: object) -> None:
+    async def start(self, _environment: object, _said: str) -> None:
         Script.running = self
 
     async def wait(self) -> int:

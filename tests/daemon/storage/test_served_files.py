@@ -411,6 +411,22 @@ def test_what_cannot_be_deleted_is_named_and_hinders_nothing(
     subprocess.run(["rm", "-rf", job / "src"], check=True)  # which pytest could not either
 
 
+def test_what_a_killed_daemon_has_not_read_of_its_script_goes_with_the_rest(tmp_path: Path) -> None:
+    """The log stays. A link in the place of the logs is not followed."""
+    job, elsewhere = tmp_path / "job", tmp_path / "elsewhere"
+    for folder in (job / "logs", elsewhere):
+        folder.mkdir(parents=True)
+        for name in ("0.log", "0.error"):
+            (folder / name).touch()
+    remove_inputs(job)
+    assert [path.name for path in (job / "logs").iterdir()] == ["0.log"]
+    (job / "logs" / "0.log").unlink()
+    (job / "logs").rmdir()
+    (job / "logs").symlink_to(elsewhere)
+    remove_inputs(job)
+    assert (elsewhere / "0.error").exists()
+
+
 # Disks that hang
 
 
