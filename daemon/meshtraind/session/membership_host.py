@@ -528,7 +528,7 @@ class MembershipHost(Generic[C]):
             self._begun = False  # also of a device that is taken in
             if not enter.given:
                 self._begin_from_another()
-        if enter is not None and enter.world is not None:
+        if enter is not None and enter.world is not None and self._job.spec.restarts_max is not None:
             self._without_learner = False
             self._keeper.world_entered(enter.world)
         elif self._without_learner and self._job.rank not in generation.learning:
