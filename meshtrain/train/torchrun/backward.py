@@ -31,6 +31,8 @@ from meshtrain.train.torchrun.averages import GradientAverages
 from meshtrain.train.torchrun.rank_group import STEP, RankGroup, Reaching, RollCall
 from meshwire.model.plan import Plan
 
+FIND_IT = "torch.autograd.set_detect_anomaly(True) names the operation; with float16 give mt.prepare a scaler"
+
 
 class AveragedBackward:
     """The hooks of one model and of its optimizer's steps.
@@ -195,7 +197,7 @@ class AveragedBackward:
         self._buffers.restore()
         ranks = [rank for rank, wrong in enumerate(self._group.of_all(self._averages.own_not_finite())) if wrong]
         whose = f"rank {', '.join(map(str, ranks))}" if ranks else "all ranks together"
-        raise NonFiniteGradient(self.steps + 1, f"what {whose} has for {broken} holds NaN or infinity")
+        raise NonFiniteGradient(self.steps + 1, f"what {whose} has for {broken} holds NaN or infinity", FIND_IT)
 
     # The step
 

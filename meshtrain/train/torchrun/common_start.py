@@ -1,6 +1,5 @@
 """What all ranks have in common before the first step: they compare what they prepared, and begin from rank 0's state."""
 
-import hashlib
 from typing import Any
 
 import torch
@@ -31,11 +30,9 @@ def begin_alike(group: RankGroup, prepared: PreparedModel, scaling: LossScaling)
 
 
 def _compare(group: RankGroup, manifest: ModelManifest) -> None:
-    packed = manifest.pack()
-    digests = group.of_all(hashlib.sha256(packed).digest())
-    if len(set(digests)) == 1:
+    if len(set(group.of_all(manifest.digest()))) == 1:
         return
-    firsts = ModelManifest.unpack(group.from_first(packed))
+    firsts: ModelManifest = group.from_first(manifest)
     for rank, difference in enumerate(group.of_all(first_difference(firsts, manifest))):
         if difference is not None:
             raise RequestError(

@@ -1,0 +1,170 @@
+"""Ranks that torchrun starts: what they refuse and how they end, each error with the name of what is wrong (O1, O6, V1)."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from meshtrain.errors import UsageError
+from meshtrain.train.torchrun.distributed_session import DistributedSession
+from meshtrain.train.torchrun.launched import Launched, launched
+from tests.train.rankprocesses import errors, results
+
+X = torch.randn(4, 4, generator=torch.Generator().manual_seed(1))
+TORCHS = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+
+
+def prepared(session: DistributedSession, scaler: Any = None) -> tuple[nn.Linear, torch.optim.Optimizer]:
+    model = nn.Linear(4, 2)
+    return session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), scaler)
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor = X) -> None:
+    optimizer.zero_grad()
+    model(x).sum().backward()
+    optimizer.step()
+
+
+def test_a_launcher_is_found_by_its_variables() -> None:
+    assert launched({}) is None
+    assert launched(TORCHS) == Launched(1, 3)
+    assert launched({**TORCHS, "LOCAL_RANK": "0"}) == Launched(1, 3, 0)
+    assert launched({"RANK": "0", "WORLD_SIZE": "1"}) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"MASTER_ADDR": ""}, "WORLD_SIZE=3 .* MASTER_ADDR is not set"),
+        ({"RANK": "", "MASTER_PORT": ""}, "RANK, MASTER_PORT are not set"),
+        ({"RANK": "3"}, "RANK=3 with WORLD_SIZE=3"),
+        ({"RANK": "one"}, "RANK='one' is not a number"),
+    ],
+)
+def test_half_a_launcher_is_refused(changes: dict[str, str], text: str) -> None:
+    """Else each process would train by itself, without a word."""
+    with pytest.raises(UsageError, match=text):
+        launched({**TORCHS, **changes})
+
+
+def test_srun_without_torchs_variables_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    assert launched({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0"}) is None
+    assert "started this script 4 times, and each of them trains alone" in caplog.text
+
+
+def _usage(session: DistributedSession, rank: int) -> list[str]:
+    """One rank, which makes every mistake that it can go on from."""
+    texts = []
+
+    def refuse(script: Any, *arguments: Any) -> None:
+        with pytest.raises(UsageError) as error:
+            script(*arguments)
+        texts.append(str(error.value))
+
+    refuse(next, session.steps(3))
+    refuse(session.prepare, torch.nn.parallel.DistributedDataParallel(nn.Linear(1, 1)), None)
+    model, optimizer = prepared(session)
+    refuse(prepared, session)
+    with session.no_sync():
+        model(X).sum().backward()
+    refuse(optimizer.step)
+    model(X).sum().backward()
+    refuse(session.barrier)
+    refuse(lambda: model(X).sum().backward())
+    optimizer.step()
+    assert optimizer.step(lambda: model(X).sum().backward() or 3.0) == 3.0
+    assert [(number, step(model, optimizer)) for number in session.steps(4)] == [(3, None), (4, None)]
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(model(X).sum()).backward()
+    refuse(scaler.step, optimizer)
+    refuse(session.log, {"loss": "low"})
+    session.finish()
+    refuse(session.barrier)
+    return texts
+
+
+def test_what_a_script_must_not_do(tmp_path: Path) -> None:
+    """O6: each error names the call and the remedy."""
+    (texts,) = results(tmp_path, 1, _usage)
+    wanted = ["before mt.prepare", "model.module", "called before", "no_sync", "between backward", "second backward"]
+    wanted += ["GradScaler", "not one number", "finish"]
+    assert len(texts) == len(wanted)
+    assert all(word in text for word, text in zip(wanted, texts, strict=True)), texts
+
+
+def _uneven(session: DistributedSession, rank: int) -> None:
+    model, optimizer = prepared(session)
+    for _ in range(2 + rank):
+        step(model, optimizer)
+    session.finish()
+
+
+def _barrier_alone(session: DistributedSession, rank: int) -> None:
+    model, optimizer = prepared(session)
+    step(model, optimizer)
+    if rank:
+        session.barrier()
+    step(model, optimizer)
+
+
+def _other_model(session: DistributedSession, rank: int) -> None:
+    model = nn.Linear(4, 2 + rank)
+    session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def _not_a_number(session: DistributedSession, rank: int) -> None:
+    model, optimizer = prepared(session)
+    step(model, optimizer)
+    step(model, optimizer, X * float("nan") if rank else X)
+
+
+def _lost(session: DistributedSession, rank: int) -> None:
+    model, optimizer = prepared(session)
+    step(model, optimizer)
+    if rank:
+        raise ValueError("disk full")
+    step(model, optimizer)
+
+
+@pytest.mark.parametrize(
+    ("script", "first", "second"),
+    [
+        (_uneven, "", "UsageError: rank 0 has finished after 2 steps, and this rank takes step 3"),
+        (_barrier_alone, "UsageError: rank 1 is in barrier 1, and this rank takes step 2", "UsageError: rank 0 takes"),
+        (_other_model, "RequestError: what rank 1 gave .* weight has shape", "RequestError: what rank 1 gave"),
+        (_not_a_number, "NonFiniteGradient: .* what rank 1 has for weight", "NonFiniteGradient: .* rank 1"),
+        (_lost, "ConnectionLost: this rank .* step 2, and another one cannot be reached", "ValueError: disk full"),
+    ],
+)
+def test_ranks_that_do_not_go_together_end_with_a_reason(script: Any, first: str, second: str, tmp_path: Path) -> None:
+    """V1 among them: all ranks see that the sum is not finite, and whose fault it is."""
+    for error, wanted in zip(errors(tmp_path, 2, script), (first, second), strict=True):
+        assert bool(error) == bool(wanted), error
+        assert re.search(wanted, error), error
+
+
+def _overflow(session: DistributedSession, rank: int) -> tuple[list[float], float, int]:
+    torch.manual_seed(0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0 if rank else 16.0)
+    model, optimizer = prepared(session, scaler)
+    sums = []
+    for number in range(3):
+        optimizer.zero_grad()
+        x = X * float("inf") if (rank, number) == (1, 1) else X * (1 + rank)
+        scaler.scale(model(x).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        sums.append(float(model.weight.sum()))
+    return sums, scaler.get_scale(), next(session.steps(9))
+
+
+def test_an_overflow_on_one_rank_is_a_step_that_all_skip(tmp_path: Path) -> None:
+    """V1, O6: scales begin as rank 0's, and stay equal."""
+    first, second = results(tmp_path, 2, _overflow)
+    assert first == second
+    sums, scale, next_step = first
+    assert sums[1] == sums[0] != sums[2]
+    assert (scale, next_step) == (8.0, 4)
