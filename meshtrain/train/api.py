@@ -26,7 +26,7 @@ _world: World | None = None
 
 
 def world() -> World:
-    """The world of this process, entered at the first call. Raises what `LearnerSession.attach` and `launched` raise."""
+    """The world of this process, entered at the first call. Raises what `LearnerSession.attach` and `launched` do."""
     global _world
     if _world is None:
         environment = environment_of_job("")

@@ -46,9 +46,10 @@ O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741
 L = TypeVar("L")
 
 PREPARED_BEFORE = (
-    "mt.prepare was called before: a job trains one model with one optimizer; put several models into one nn.ModuleDict "
-    "and prepare that"
+    "mt.prepare was called before: a job trains one model with one optimizer; put several models into one "
+    "nn.ModuleDict and prepare that"
 )
+
 
 class LearnerSession:
     """The part of this process in the job that its daemon has started it for.

@@ -12,8 +12,8 @@ from meshtrain.errors import UsageError
 WRAPPED = ("step", "unscale_", "update")
 SCALER_CODE = torch.amp.GradScaler.step.__code__
 UNKNOWN_SCALER = (
-    "the GradScaler is not known to the mesh: mt.prepare(model, optimizer, loader, scaler=scaler), or without a loader, "
-    "scaler=scaler"
+    "the GradScaler is not known to the mesh: mt.prepare(model, optimizer, loader, scaler=scaler), or without a "
+    "loader, scaler=scaler"
 )
 
 

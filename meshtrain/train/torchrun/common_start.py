@@ -1,4 +1,4 @@
-"""What all ranks have in common before the first step: they compare what they prepared, and begin from rank 0's state."""
+"""What the ranks do before the first step: they compare what they prepared, and begin from rank 0's state."""
 
 from typing import Any
 

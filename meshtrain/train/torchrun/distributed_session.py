@@ -1,5 +1,7 @@
-"""What `meshtrain`'s functions do in a process that torchrun, Slurm or Ray Train has started: one rank of several, which
-train over torch.distributed as a job does with `--sync bsp --codec fp32`."""
+"""What `meshtrain`'s functions do in a process that torchrun, Slurm or Ray Train has started.
+
+It is one rank of several, which train over torch.distributed as a job does with `--sync bsp --codec fp32`.
+"""
 
 import logging
 import os
@@ -136,7 +138,7 @@ class DistributedSession:
     # Training
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Nobody watches; rank 0 tells Python's logging, at its level INFO. Raises UsageError for what is not a number."""
+        """Rank 0 tells Python's logging, at its level INFO. Raises UsageError for what is not a number."""
         self._check_running()
         numbers = numbers_of(values)
         if self.rank == 0 and log.isEnabledFor(logging.INFO):

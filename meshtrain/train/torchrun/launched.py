@@ -46,8 +46,8 @@ def launched(variables: Mapping[str, str] = os.environ) -> Launched | None:
             missing = ", ".join(name for name in VARIABLES if name not in there)
             raise UsageError(
                 f"WORLD_SIZE={variables['WORLD_SIZE']} says that this process is one of several, and {missing} "
-                f"{'is' if missing in VARIABLES else 'are'} not set: set all of {', '.join(VARIABLES)}, or none to train "
-                f"alone; {GUIDE}"
+                f"{'is' if missing in VARIABLES else 'are'} not set: set all of {', '.join(VARIABLES)}, or none to "
+                f"train alone; {GUIDE}"
             )
         _warn_of_slurm(variables)
         return None
@@ -79,8 +79,8 @@ def _own_gpu(told: Launched, gpus: int) -> int:
         return 0  # the launcher shows each process its own alone
     if told.local_rank is None:
         raise UsageError(
-            f"this machine has {gpus} GPUs, and LOCAL_RANK is not set, so which one is this process's is not known: set "
-            f"LOCAL_RANK (srun: $SLURM_LOCALID), or MESHTRAIN_DEVICE=cuda:N; {GUIDE}"
+            f"this machine has {gpus} GPUs, and LOCAL_RANK is not set, so which one is this process's is not known: "
+            f"set LOCAL_RANK (srun: $SLURM_LOCALID), or MESHTRAIN_DEVICE=cuda:N; {GUIDE}"
         )
     if told.local_rank >= gpus:
         raise UsageError(

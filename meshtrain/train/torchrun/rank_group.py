@@ -5,6 +5,7 @@ the GPUs, and it may wait for a rank without holding up what is computed there.
 """
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
@@ -17,8 +18,8 @@ LINGER_S = 10.0  # at the end, for ranks that are about to end, too
 DOING = ("takes step {}", "is in barrier {}", "has finished after {} steps")
 STEP, BARRIER, FINISH = range(3)
 NOT_ALIKE = (
-    "every rank must take as many steps, and call mt.barrier and mt.finish at the same places: look for what the script "
-    "does on some ranks only, or for loops whose length differs"
+    "every rank must take as many steps, and call mt.barrier and mt.finish at the same places: look for what the "
+    "script does on some ranks only, or for loops whose length differs"
 )
 
 
@@ -59,7 +60,7 @@ class RollCall:
     def linger(self) -> None:
         """At the end: waits a moment for the other ranks' ends. One that goes on, or is gone, is no error of this."""
         try:
-            self._work.wait(_timedelta(LINGER_S))
+            self._work.wait(timedelta(seconds=LINGER_S))
         except RuntimeError:  # of torch, for a time-out and for a closed connection alike
             return
 
@@ -115,7 +116,8 @@ class RankGroup:
         if (self.rank, self.size) != (told.rank, told.world_size):
             raise UsageError(
                 f"the default process group has rank {self.rank} of {self.size} here, and RANK and WORLD_SIZE say "
-                f"{told.rank} of {told.world_size}: open it before the first call of meshtrain, or leave it to mt.prepare"
+                f"{told.rank} of {told.world_size}: open it before the first call of meshtrain, or leave it to "
+                "mt.prepare"
             )
 
     def call(self, doing: int, number: int, weight: float = 0.0) -> RollCall:
@@ -128,7 +130,7 @@ class RankGroup:
             self._farewell = self.call(FINISH, steps)
 
     def sum(self, values: torch.Tensor) -> Any:
-        """Begins to add the values of all ranks up, in place, as all ranks do in the same order. Returns torch's Work."""
+        """Begins to add up the values of all ranks, in place; all do so in the same order. Returns torch's Work."""
         return dist.all_reduce(values, group=self._vectors, async_op=True)
 
     def maxima(self, values: Sequence[int]) -> list[int]:
@@ -172,9 +174,3 @@ class RankGroup:
             dist.destroy_process_group(group)
         if self._opened:
             dist.destroy_process_group()
-
-
-def _timedelta(seconds: float) -> Any:
-    from datetime import timedelta
-
-    return timedelta(seconds=seconds)

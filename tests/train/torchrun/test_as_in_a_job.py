@@ -53,7 +53,8 @@ class Branched(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.inner(x)
-        return self.outer(hidden) + (self.own(hidden) if self.rank == 1 else 0.0)
+        output: Tensor = self.outer(hidden) + (self.own(hidden) if self.rank == 1 else 0.0)
+        return output
 
 
 def train(session: LearnerSession | DistributedSession, rank: int, micro: int = 1) -> dict[str, Any]:

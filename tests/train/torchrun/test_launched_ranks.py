@@ -1,4 +1,4 @@
-"""Ranks that torchrun starts: what they refuse and how they end, each error with the name of what is wrong (O1, O6, V1)."""
+"""Ranks that torchrun starts: what they refuse and how they end, with the name of what is wrong (O1, O6, V1)."""
 
 import re
 from pathlib import Path
@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from meshtrain.errors import UsageError
+from meshtrain.train import api
+from meshtrain.train.single import SingleProcess
 from meshtrain.train.torchrun.distributed_session import DistributedSession
 from meshtrain.train.torchrun.launched import Launched, launched
 from tests.train.rankprocesses import errors, results
@@ -55,7 +57,7 @@ def test_srun_without_torchs_variables_is_told_of(caplog: pytest.LogCaptureFixtu
     assert "started this script 4 times, and each of them trains alone" in caplog.text
 
 
-def _usage(session: DistributedSession, rank: int) -> list[str]:
+def _usage(session: DistributedSession, _: int) -> list[str]:
     """One rank, which makes every mistake that it can go on from."""
     texts = []
 
@@ -76,7 +78,11 @@ def _usage(session: DistributedSession, rank: int) -> list[str]:
     refuse(lambda: model(X).sum().backward())
     optimizer.step()
     assert optimizer.step(lambda: model(X).sum().backward() or 3.0) == 3.0
-    assert [(number, step(model, optimizer)) for number in session.steps(4)] == [(3, None), (4, None)]
+    numbers = []
+    for number in session.steps(4):
+        numbers.append(number)
+        step(model, optimizer)
+    assert numbers == [3, 4]
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(model(X).sum()).backward()
     refuse(scaler.step, optimizer)
@@ -168,3 +174,46 @@ def test_an_overflow_on_one_rank_is_a_step_that_all_skip(tmp_path: Path) -> None
     sums, scale, next_step = first
     assert sums[1] == sums[0] != sums[2]
     assert (scale, next_step) == (8.0, 4)
+
+
+def _watched(session: DistributedSession, _: int) -> tuple[int, int]:
+    """How many sums have begun when the backward pass reaches the first layer, and at its end."""
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))
+    session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    group, begun = session._group, []
+    assert group is not None
+    begin, reached = group.sum, []
+
+    def counted(values: torch.Tensor) -> Any:
+        begun.append(len(values))
+        return begin(values)
+
+    group.sum = counted  # type: ignore[method-assign]
+    output = model[0](torch.ones(2, 64, requires_grad=True))
+    output.register_hook(lambda _: reached.append(len(begun)))
+    model[1:](output).sum().backward()
+    return reached[0], len(begun)
+
+
+def test_sums_begin_while_the_backward_pass_goes_on(tmp_path: Path) -> None:
+    """The last layers' gradients are on their way before the first layer's are computed, on each rank alike."""
+    first, second = results(tmp_path, 2, _watched)
+    assert first == second
+    reached, all_of_them = first
+    assert reached >= all_of_them - 2 > 3
+
+
+def test_the_same_file_alone_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a launcher's variables nothing is changed; with them the world is one of ranks. None opens a group."""
+    for name in TORCHS:
+        monkeypatch.delenv(name, raising=False)
+    assert type(api._without_job()) is SingleProcess
+    for name, value in TORCHS.items():
+        monkeypatch.setenv(name, value)
+    left = []
+    monkeypatch.setattr("atexit.register", lambda *given: left.append(given))
+    world = api._without_job()
+    assert isinstance(world, DistributedSession)
+    assert (world.rank, world.world_size, world.device.type) == (1, 3, "cpu")
+    assert left == [(api._leave, world)]
+    assert not torch.distributed.is_initialized()
