@@ -53,6 +53,7 @@ class GradientAverages:
         self._weight = weight
         self._open = [sum(index in self._trained for index in bucket.spans) for bucket in self._plan.buckets]
         self._under_way: list[tuple[torch.Tensor, Any]] = []
+        self._own_squares: list[torch.Tensor] = []  # by bucket; not looked at at once: a GPU would be waited for
         self._squares: list[torch.Tensor] = []
         self.filled: set[int] = set()
 
@@ -88,6 +89,7 @@ class GradientAverages:
             for values, work in self._under_way:
                 work.wait()
                 values.div_(total_weight)
+                self._squares.append(torch.dot(values, values))
 
     def mean(self, index: int) -> torch.Tensor:
         """A parameter's average, fp32, in the vector."""
@@ -95,7 +97,7 @@ class GradientAverages:
 
     def not_finite(self) -> str | None:
         """The first parameter or buffer whose average is NaN or infinite; None if all are finite."""
-        if are_finite(self.vector):
+        if not self._squares or math.isfinite(torch.stack(self._squares).sum().item()):
             return None
         for span in self._plan.spans:
             if not are_finite(self.vector[span.start : span.start + span.count]):
@@ -104,10 +106,10 @@ class GradientAverages:
 
     def own_not_finite(self) -> bool:
         """Whether this rank's own part of the step was not finite, before it was added to the others'."""
-        return not all(math.isfinite(square.item()) for square in self._squares)
+        return not all(math.isfinite(square.item()) for square in self._own_squares)
 
     def _send(self, index: int) -> None:
         bucket = self._plan.buckets[index]
         values = self.vector[bucket.start : bucket.start + bucket.count]
-        self._squares.append(torch.dot(values, values))  # not looked at yet: a GPU is not waited for
+        self._own_squares.append(torch.dot(values, values))
         self._under_way.append((values, self._group.sum(values)))

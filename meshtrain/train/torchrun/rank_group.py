@@ -17,6 +17,7 @@ from meshtrain.train.torchrun.launched import Launched
 LINGER_S = 10.0  # at the end, for ranks that are about to end, too
 DOING = ("takes step {}", "is in barrier {}", "has finished after {} steps")
 STEP, BARRIER, FINISH = range(3)
+NOT_OF_OTHERS = (torch.OutOfMemoryError, NotImplementedError)
 NOT_ALIKE = (
     "every rank must take as many steps, and call mt.barrier and mt.finish at the same places: look for what the "
     "script does on some ranks only, or for loops whose length differs"
@@ -79,7 +80,7 @@ class Reaching:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, RuntimeError):  # dist.DistError is one, too
+        if isinstance(error, RuntimeError) and not isinstance(error, NOT_OF_OTHERS):  # dist.DistError is one, too
             raise ConnectionLost(
                 f"this rank {self._what}, and another one cannot be reached: it has ended, or failed (its own log says "
                 f"why), or the network is down. torch says: {error}"
@@ -125,7 +126,9 @@ class RankGroup:
         return RollCall(Called(doing, number, weight), self.size, self._control)
 
     def farewell(self, steps: int) -> None:
-        """This rank takes no further step. Nobody is waited for."""
+        """This rank takes no further step. Nobody is waited for, and nobody told where all groups have been ended."""
+        if not dist.is_initialized():
+            return
         with Reaching("finishes"):
             self._farewell = self.call(FINISH, steps)
 

@@ -26,8 +26,8 @@ class WholeEpochs:
         self._granted = 0  # epochs
 
     def wait_samples(self, until: Callable[[], bool]) -> None:
-        """This epoch's batches are there, and the next one's: so a queue without any of this one means its end."""
-        while self._granted < self._deal.epoch + 2:
+        """All batches of this epoch are there from its beginning: a queue without any of it means its end."""
+        while self._granted <= self._deal.epoch:
             epoch = self._granted
             self._deal.grant([(SampleBlock(epoch=epoch, first=first, end=end),) for first, end in self._part], 0)
             self._deal.epoch_over(epoch)

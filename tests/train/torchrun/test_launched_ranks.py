@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from meshtrain.errors import UsageError
 from meshtrain.train import api
@@ -153,17 +154,22 @@ def test_ranks_that_do_not_go_together_end_with_a_reason(script: Any, first: str
 
 
 def _overflow(session: DistributedSession, rank: int) -> tuple[list[float], float, int]:
-    torch.manual_seed(0)
+    """The second step has a gradient that is not finite, the third one a buffer."""
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0 if rank else 16.0)
-    model, optimizer = prepared(session, scaler)
+    model = nn.Linear(4, 2)
+    model.register_buffer("largest", torch.zeros(()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session.prepare(model, optimizer, scaler)
     sums = []
-    for number in range(3):
+    for number in range(4):
         optimizer.zero_grad()
+        if (rank, number) == (1, 2):
+            model.largest.fill_(float("inf"))
         x = X * float("inf") if (rank, number) == (1, 1) else X * (1 + rank)
         scaler.scale(model(x).sum()).backward()
         scaler.step(optimizer)
         scaler.update()
-        sums.append(float(model.weight.sum()))
+        sums.append(float(model.weight.sum() + model.largest))
     return sums, scaler.get_scale(), next(session.steps(9))
 
 
@@ -172,8 +178,33 @@ def test_an_overflow_on_one_rank_is_a_step_that_all_skip(tmp_path: Path) -> None
     first, second = results(tmp_path, 2, _overflow)
     assert first == second
     sums, scale, next_step = first
-    assert sums[1] == sums[0] != sums[2]
-    assert (scale, next_step) == (8.0, 4)
+    assert sums[2] == sums[1] == sums[0] != sums[3]
+    assert (scale, next_step) == (4.0, 5)
+
+
+def _read(session: DistributedSession, _: int) -> list[list[float]]:
+    """Three epochs without a step, the first of which is left and gone on with."""
+    model = nn.Linear(1, 1)
+    loader = DataLoader(TensorDataset(torch.arange(10.0).view(10, 1)), batch_size=2, shuffle=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    _, _, dealt = session.prepare_with_loader(model, optimizer, loader)
+    seen = []
+    for limit in (2, 9, 9, 9):
+        seen.append([])
+        for at, (x,) in enumerate(dealt, 1):
+            seen[-1] += x.flatten().tolist()
+            if at == limit:
+                break
+    return seen
+
+
+def test_an_epoch_that_was_left_is_gone_on_with(tmp_path: Path) -> None:
+    """X4: each sample once an epoch, whether steps are taken or not, and another order in each."""
+    first, second = results(tmp_path, 2, _read)
+    epochs = [[*one, *other] for one, other in zip(first, second, strict=True)]
+    whole = [epochs[0] + epochs[1], *epochs[2:]]
+    assert [sorted(epoch) for epoch in whole] == [list(range(10))] * 3
+    assert whole[1] != whole[2]
 
 
 def _watched(session: DistributedSession, _: int) -> tuple[int, int]:
