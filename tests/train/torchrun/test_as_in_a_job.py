@@ -2,6 +2,7 @@
 averages, the same models (O1, O5, O6, X1, X4)."""
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from meshtrain.train.partial.progressive import Progressive
 from meshtrain.train.session import LearnerSession
 from meshtrain.train.torchrun import distributed_session
 from meshtrain.train.torchrun.distributed_session import DistributedSession
@@ -44,12 +46,12 @@ class Branched(nn.Module):
 
     def __init__(self, rank: int) -> None:
         super().__init__()
-        torch.manual_seed(rank)
         self.inner = nn.Sequential(nn.Linear(6, 16, bias=False), nn.BatchNorm1d(16), nn.Tanh())
         self.outer = nn.Linear(16, 1)
         self.own = nn.Linear(16, 1)
         self.unused = nn.Linear(16, 1)
         self.rank = rank
+        filled(self, rank)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.inner(x)
@@ -57,9 +59,28 @@ class Branched(nn.Module):
         return output
 
 
-def train(session: LearnerSession | DistributedSession, rank: int, micro: int = 1) -> dict[str, Any]:
+def growing(rank: int) -> nn.Module:
+    """It grows after three steps, and trains the new stage alone in the first of those that follow."""
+    model = Progressive(
+        [nn.Sequential(nn.Linear(6, 16), nn.Tanh()), nn.Linear(16, 16)], [nn.Linear(16, 1), nn.Linear(16, 1)], 3, 1
+    )
+    return filled(model, rank)
+
+
+def filled(model: nn.Module, rank: int) -> nn.Module:
+    generator = torch.Generator().manual_seed(rank)  # learners of a job are threads here, which share torch's own
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.0, 0.3, generator=generator)
+    return model
+
+
+def train(
+    session: LearnerSession | DistributedSession, rank: int, micro: int = 1, made: Callable[[int], nn.Module] = Branched
+) -> dict[str, Any]:
     """What a script does. Returns whatever can be compared."""
-    model = Branched(rank)
+    model = made(rank)
+    unused = model.unused.weight if isinstance(model, Branched) else None
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02 + rank)  # rank 0's counts
     loader = DataLoader(Numbered(), batch_size=BATCH, shuffle=True)
     model, optimizer, prepared = session.prepare_with_loader(model, optimizer, loader)
@@ -75,7 +96,7 @@ def train(session: LearnerSession | DistributedSession, rank: int, micro: int = 
                 loss.backward()
             losses.append(loss.item())
             if last:
-                none.append(model.unused.weight.grad is None)
+                none.append(unused is None or unused.grad is None)
                 norms.append(float(session.clip_grad_norm_(model.parameters(), 1.0)))
                 optimizer.step()
                 scheduler.step()
@@ -90,10 +111,14 @@ def accumulated(session: LearnerSession | DistributedSession, rank: int) -> dict
     return train(session, rank, micro=2)
 
 
-@pytest.mark.parametrize("script", [train, accumulated])
+def grown(session: LearnerSession | DistributedSession, rank: int) -> dict[str, Any]:
+    return train(session, rank, made=growing)
+
+
+@pytest.mark.parametrize("script", [train, accumulated, grown])
 def test_losses_samples_and_models_are_those_of_a_job(script: Any, tmp_path: Path) -> None:
     """O1, O5, O6, X4: from different starts, with clipping, a scheduler, statistics, unused and half-used parameters,
-    gradients that are None or zeros, and a short last turn; with two batches a step too."""
+    gradients that are None or zeros, and a short last turn; with two batches a step, and models that grow, too."""
     with LocalDaemon(RANKS, seed=distributed_session.DEFAULT_SEED) as daemon:
         job = daemon.run(script)
     launched = results(tmp_path, RANKS, script)
