@@ -2,7 +2,8 @@
 
     model, optimizer, loader = mt.prepare(model, optimizer, loader)
 
-makes an ordinary training script part of a job; without a job all functions do what one machine alone needs.
+makes an ordinary training script part of a job; without a job all functions do what one machine alone needs, and in a
+process that torchrun, Slurm or Ray Train has started what one rank of several needs.
 torch is imported by the first call, not by the import of this package.
 """
 
@@ -211,7 +212,8 @@ def data_dir() -> Path:
 
 
 def output_dir() -> Path:
-    """The folder for results, which `meshtrain get` fetches from any peer; ./out without a job."""
+    """The folder for results, which `meshtrain get` fetches from any peer; ./out without a job, ./out/rankN under
+    torchrun."""
     from meshtrain.train import api
 
     return api.world().output_dir

@@ -41,10 +41,13 @@ class NotSupported(MeshtrainError):
 class NonFiniteGradient(MeshtrainError):
     """V1 with `--on-nan stop`: some peer's gradient held NaN or an infinity. The text names parameter and peer."""
 
-    def __init__(self, round_: int, reason: str) -> None:
-        super().__init__(
-            f"round {round_} is void: {reason}; to leave such rounds out and go on: meshtrain submit --on-nan skip"
-        )
+    def __init__(
+        self,
+        round_: int,
+        reason: str,
+        remedy: str = "to leave such rounds out and go on: meshtrain submit --on-nan skip",
+    ) -> None:
+        super().__init__(f"round {round_} is void: {reason}; {remedy}")
         self.round = round_
         self.reason = reason
 

@@ -16,13 +16,17 @@ from meshtrain.train.dry_run import MeasuringProcess
 from meshtrain.train.link.environment import Environment, environment_of_job
 from meshtrain.train.session import LearnerSession
 from meshtrain.train.single import SingleProcess
+from meshtrain.train.torchrun.distributed_session import DistributedSession
+from meshtrain.train.torchrun.launched import launched
 from meshtrain.train.traced_run import TracedProcess
 
-_world: SingleProcess | LearnerSession | None = None
+World = SingleProcess | LearnerSession | DistributedSession
+
+_world: World | None = None
 
 
-def world() -> SingleProcess | LearnerSession:
-    """The world of this process, entered at the first call. Raises what `LearnerSession.attach` raises."""
+def world() -> World:
+    """The world of this process, entered at the first call. Raises what `LearnerSession.attach` and `launched` do."""
     global _world
     if _world is None:
         environment = environment_of_job("")
@@ -30,8 +34,15 @@ def world() -> SingleProcess | LearnerSession:
     return _world
 
 
-def _without_job() -> SingleProcess:
-    return TracedProcess.take() or MeasuringProcess.take() or SingleProcess()
+def _without_job() -> SingleProcess | DistributedSession:
+    if (looked_at := TracedProcess.take() or MeasuringProcess.take()) is not None:
+        return looked_at
+    told = launched()
+    if told is None:
+        return SingleProcess()
+    session = DistributedSession(told)
+    atexit.register(_leave, session)
+    return session
 
 
 def check_given(model: object, optimizer: object, loader: object, others: Sequence[object]) -> None:
@@ -81,10 +92,22 @@ def _at_exit(session: LearnerSession) -> None:
         session.finish()
     except Exception:
         # Whatever it is: Python would print it and keep the script's exit code, which tells the daemon of a success.
-        sys.excepthook(*sys.exc_info())
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
+        _exit_by_error()
+
+
+def _leave(session: DistributedSession) -> None:
+    """A script that forgot mt.finish() has finished here, too."""
+    try:
+        session.leave(failed=getattr(sys, "last_value", None) is not None)
+    except Exception:  # as above, and the launcher is told
+        _exit_by_error()
+
+
+def _exit_by_error() -> None:
+    sys.excepthook(*sys.exc_info())
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def _stopped(number: int, frame: FrameType | None) -> None:  # noqa: ARG001

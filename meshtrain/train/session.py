@@ -2,31 +2,30 @@
 
 import logging
 import os
-import random
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import numpy as np
 import torch
-from torch.utils.data import DataLoader
 
 from meshtrain.client import Client
 from meshtrain.errors import ConnectionLost, RequestError, UsageError
 from meshtrain.train.data.deal import Deal
 from meshtrain.train.data.loader import DealtLoader, dealable
+from meshtrain.train.data.own_draws import draw_apart
 from meshtrain.train.data.step_samples import StepSamples
 from meshtrain.train.device import best_device, move_model
 from meshtrain.train.link.channel import Channel
 from meshtrain.train.link.environment import Environment, environment_of_job
+from meshtrain.train.logged_values import numbers_of
+from meshtrain.train.optim.early_scheduler import warn_of_early_scheduler
 from meshtrain.train.periods.inner_muon import what_is_muons
 from meshtrain.train.single import local_data_dir
 from meshtrain.train.step.engine import Engine
 from meshtrain.train.step.preparation import check_optimizer, describe_model
 from meshtrain.train.step.start import start_engine
-from meshwire import limits
 from meshwire.codecs.registry import parse_codec
 from meshwire.messages.learner import (
     BarrierPassed,
@@ -39,13 +38,17 @@ from meshwire.messages.learner import (
     LearnerWelcome,
 )
 from meshwire.messages.local import Attach
-from meshwire.samples.epochs import epoch_seed
 
 log = logging.getLogger("meshtrain")
 
 M = TypeVar("M", bound=torch.nn.Module)
 O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741
 L = TypeVar("L")
+
+PREPARED_BEFORE = (
+    "mt.prepare was called before: a job trains one model with one optimizer; put several models into one "
+    "nn.ModuleDict and prepare that"
+)
 
 
 class LearnerSession:
@@ -106,7 +109,8 @@ class LearnerSession:
             return model, optimizer, loader
         spec = self._welcome.spec
         deal = self._deal = Deal(given, self.world_size, spec.seed, spec.sync)
-        self._check_schedule(optimizer, given, deal)
+        if self.rank == 0:
+            warn_of_early_scheduler(optimizer, len(given), len(deal))
         self._channel.route(Grant, self._on_grant)
         self._channel.route(EpochOver, self._on_epoch_over)
         samples = self._start(model, optimizer, scaler, deal, deal.describe())
@@ -117,34 +121,10 @@ class LearnerSession:
         environment_of_job("mt.prepare")
         self._check_running()
         if self._prepared:
-            raise UsageError(
-                "mt.prepare was called before: a job trains one model with one optimizer; put several models into one "
-                "nn.ModuleDict and prepare that"
-            )
-
-    def _check_schedule(self, optimizer: torch.optim.Optimizer, given: DataLoader[Any], deal: Deal) -> None:
-        """A schedule by the steps of one machine ends in the middle, for each peer takes fewer."""
-        if "initial_lr" in optimizer.param_groups[0] and len(given) != len(deal) and self.rank == 0:
-            log.warning(
-                "a learning rate scheduler was made before mt.prepare: if it counts steps by len(loader), it expects "
-                "%d in an epoch, and each device takes %d; make it after mt.prepare, with the loader that this returns",
-                len(given),
-                len(deal),
-            )
+            raise UsageError(PREPARED_BEFORE)
 
     def _draw_apart(self, why: str) -> None:
-        """Seeds this process by its rank, by X6 (seeds): equal seeds would give all peers the same samples."""
-        seed = epoch_seed(self._welcome.spec.seed, self.rank)
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        if self.rank == 0:
-            log.warning(
-                "%s: each device draws its own samples, and each step weighs the same. torch, numpy and random are "
-                "seeded by its rank; where the script or its data set seeds or orders samples itself, all devices get "
-                "the same ones: use mt.rank() in the seed, or every mt.world_size()-th sample from mt.rank() on",
-                why,
-            )
+        draw_apart(self._welcome.spec.seed, self.rank, why)
 
     def _start(
         self,
@@ -189,21 +169,11 @@ class LearnerSession:
     def log(self, values: Mapping[str, Any]) -> None:
         """Sends numbers to whoever watches the job. Raises UsageError for what is not a number."""
         self._check_running()
-        if len(values) > limits.LOG_VALUES_MAX or max(map(len, values), default=0) > limits.LOG_NAME_CHARS_MAX:
-            raise UsageError(
-                f"mt.log takes at most {limits.LOG_VALUES_MAX} numbers at a time, with names of at most "
-                f"{limits.LOG_NAME_CHARS_MAX} characters: write the rest into a file in mt.output_dir()"
-            )
-        numbers = []
-        for name, value in values.items():
-            try:
-                numbers.append((name, float(value.detach() if isinstance(value, torch.Tensor) else value)))
-            except (TypeError, ValueError, RuntimeError) as error:
-                raise UsageError(f"mt.log({name}=...): not one number: {error}") from error
+        numbers = numbers_of(values)
         if self._engine is not None and (rehearsal := self._engine.steps.rehearsal).on and not rehearsal.left:
             return
         step = self._engine.steps.number if self._engine is not None else 0
-        self._channel.tell(LearnerLog(step=step, values=tuple(numbers)))
+        self._channel.tell(LearnerLog(step=step, values=numbers))
 
     def no_sync(self) -> AbstractContextManager[None]:
         """`mt.no_sync()`: backward passes inside only accumulate. Before `prepare` nothing is sent in any case."""

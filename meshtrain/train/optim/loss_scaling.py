@@ -1,5 +1,6 @@
 """torch's GradScaler in a job: gradients leave unscaled, and a step also ends where it skips the optimizer (O6)."""
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,11 @@ from torch.optim import Optimizer
 from meshtrain.errors import UsageError
 
 WRAPPED = ("step", "unscale_", "update")
+SCALER_CODE = torch.amp.GradScaler.step.__code__
+UNKNOWN_SCALER = (
+    "the GradScaler is not known to the mesh: mt.prepare(model, optimizer, loader, scaler=scaler), or without a "
+    "loader, scaler=scaler"
+)
 
 
 class LossScaling:
@@ -85,3 +91,13 @@ class LossScaling:
         if self._scaler is not None:
             for name in WRAPPED:
                 vars(self._scaler).pop(name, None)
+
+
+def called_by_scaler() -> bool:
+    """Whether the optimizer's step that runs was called by a GradScaler that is enabled: it stands on the stack."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code is SCALER_CODE:
+            return bool(frame.f_locals["self"].is_enabled())
+        frame = frame.f_back  # type: ignore[assignment]
+    return False

@@ -6,7 +6,6 @@ here, and rounds that have arrived are applied at the boundary that follows.
 """
 
 import math
-import sys
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -18,7 +17,7 @@ from meshtrain.train.model.frozen_check import FrozenCheck
 from meshtrain.train.optim import clipping
 from meshtrain.train.optim.clipping import UntouchedGradients
 from meshtrain.train.optim.lent_gradients import LentGradients
-from meshtrain.train.optim.loss_scaling import LossScaling
+from meshtrain.train.optim.loss_scaling import UNKNOWN_SCALER, LossScaling, called_by_scaler
 from meshtrain.train.optim.momentum_handover import CLIPPED_LATE
 from meshtrain.train.optim.rehearsal import Rehearsal
 from meshtrain.train.optim.step_patch import ReplacedStep
@@ -26,8 +25,6 @@ from meshtrain.train.step.base import Base
 from meshtrain.train.step.boundary import StepBoundary
 from meshtrain.train.step.contribution import StepContribution
 from meshtrain.train.step.gradients import GradientHooks
-
-SCALER_CODE = torch.amp.GradScaler.step.__code__
 
 
 class GradientStep:
@@ -129,11 +126,8 @@ class GradientStep:
 
     def _check(self) -> None:
         self._boundary.check_step()
-        if not self._scaling.active and _called_by_scaler():
-            raise UsageError(
-                "the GradScaler is not known to the mesh: "
-                "mt.prepare(model, optimizer, loader, scaler=scaler), or without a loader, scaler=scaler"
-            )
+        if not self._scaling.active and called_by_scaler():
+            raise UsageError(UNKNOWN_SCALER)
         self._frozen.check()
         self._hooks.check_synchronised()
         if self._staleness:
@@ -167,12 +161,3 @@ class GradientStep:
         clipping.scale(given, self._base.options.clipping.coefficient(done.squared_norm, max_norm))
         self._untouched.remember()
         return torch.tensor(math.sqrt(done.squared_norm))
-
-
-def _called_by_scaler() -> bool:
-    frame = sys._getframe()
-    while frame is not None:
-        if frame.f_code is SCALER_CODE:
-            return bool(frame.f_locals["self"].is_enabled())
-        frame = frame.f_back  # type: ignore[assignment]
-    return False

@@ -83,12 +83,9 @@ class GradientHooks:
     def check_synchronised(self) -> None:
         """Called before the optimizer steps. Raises UsageError when it would step on gradients of this peer alone."""
         if self._task is not None:
-            raise UsageError("optimizer.step() after a backward pass that failed: this step cannot be completed")
+            raise UsageError(FAILED_BACKWARD)
         if self._accumulated and not self._contribution.sealed:
-            raise UsageError(
-                "optimizer.step() after backward passes under mt.no_sync() only: "
-                "run the last backward() of a step outside of it"
-            )
+            raise UsageError(UNSYNCHRONISED)
 
     def next_step(self) -> None:
         """The step has ended."""
@@ -126,34 +123,25 @@ class GradientHooks:
         return on_gradient
 
     def _begin(self, task: int) -> None:
-        if _inside_reentrant_checkpoint():
-            raise NotSupported(_REENTRANT)
+        if inside_reentrant_checkpoint():
+            raise NotSupported(REENTRANT)
         if self._contribution.sealed:
-            raise UsageError(
-                "a second backward() before optimizer.step(): to accumulate gradients, run all but the last "
-                "backward() of a step under `with mt.no_sync():`"
-            )
+            raise UsageError(SECOND_BACKWARD)
         self._task = task
         self._scale = self._scaling.current_scale()
         self._contribution.begin()
         Variable._execution_engine.queue_callback(self._finish)
 
     def _refuse_second(self) -> None:
-        if _inside_reentrant_checkpoint():
-            raise NotSupported(_REENTRANT)
-        raise UsageError(
-            "an earlier backward pass of this step failed when part of its gradients had been sent already, or runs "
-            "at the same time in another thread: this step cannot be completed"
-        )
+        if inside_reentrant_checkpoint():
+            raise NotSupported(REENTRANT)
+        raise UsageError(BROKEN_BACKWARD)
 
     def _write(self, index: int, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
         assert gradient is not None
         if gradient.layout is not torch.strided:
-            raise NotSupported(
-                f"{self._spans[index].name} has a sparse gradient, which cannot be averaged: use sparse=False in its "
-                "module"
-            )
+            raise NotSupported(SPARSE.format(self._spans[index].name))
         added = self._base.step.contributed(parameter, gradient, self._scale)
         assert added is not None
         self._contribution.write(index, added, self._scale)
@@ -228,13 +216,26 @@ class GradientHooks:
         return self._places[self._spans[index].tensor].tensor()
 
 
-_REENTRANT = (
+UNSYNCHRONISED = (
+    "optimizer.step() after backward passes under mt.no_sync() only: run the last backward() of a step outside of it"
+)
+SECOND_BACKWARD = (
+    "a second backward() before optimizer.step(): to accumulate gradients, run all but the last backward() of a step "
+    "under `with mt.no_sync():`"
+)
+FAILED_BACKWARD = "optimizer.step() after a backward pass that failed: this step cannot be completed"
+BROKEN_BACKWARD = (
+    "an earlier backward pass of this step failed when part of its gradients had been sent already, or runs at the "
+    "same time in another thread: this step cannot be completed"
+)
+SPARSE = "{} has a sparse gradient, which cannot be averaged: use sparse=False in its module"
+REENTRANT = (
     "activation checkpointing with use_reentrant=True runs a backward pass inside the backward pass, and its gradients "
     "cannot be told from complete ones: use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
 )
 
 
-def _inside_reentrant_checkpoint() -> bool:
+def inside_reentrant_checkpoint() -> bool:
     """Whether this hook was called from the backward pass that such a checkpoint starts: it stands on the stack."""
     frame = sys._getframe()
     while frame is not None:

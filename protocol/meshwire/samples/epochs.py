@@ -59,3 +59,19 @@ def cuts(count: int, batch_sizes: Sequence[int]) -> list[int]:
         others_after = members - rank - 1
         bounds.append(min(max(count * upto // joint, bounds[-1] + 1), count - others_after))
     return bounds
+
+
+def part_of_epoch(total: int, batch: int, members: int, rank: int, *, drop_last: bool = False) -> list[tuple[int, int]]:
+    """The positions [first, end) that a rank takes in each round of an epoch, where all ranks are in all rounds with
+    batches of one size (X4): what a ledger grants it then, known beforehand.
+
+    Raises ValueError as `rounds_per_epoch` does.
+    """
+    sizes = [batch] * members
+    rounds, joint = rounds_per_epoch(total, sizes, drop_last=drop_last), batch * members
+    whole = rounds if drop_last else rounds - 1
+    part = [(first, first + batch) for first in range(rank * batch, whole * joint, joint)]
+    if not drop_last:
+        bounds = cuts(total - whole * joint, sizes)
+        part.append((whole * joint + bounds[rank], whole * joint + bounds[rank + 1]))
+    return part

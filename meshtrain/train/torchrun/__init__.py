@@ -1,0 +1,1 @@
+"""The world of a script that torchrun, Slurm or Ray Train starts: mt.prepare trains over torch.distributed."""
