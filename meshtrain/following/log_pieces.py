@@ -3,9 +3,8 @@
 import codecs
 from collections.abc import Iterable, Iterator
 
-from meshtrain.cli.ui.connection import ask
-from meshtrain.cli.ui.terminal import NO_COLOUR, cut_at, script_text
-from meshtrain.client import Client
+from meshtrain.client import Client, ask
+from meshtrain.following.shown_text import NO_COLOUR, cut_at, script_text
 from meshwire import limits
 from meshwire.jobs.script_log import ERROR_BEGINS, ERROR_ENDS
 from meshwire.messages.job import Fetch, Fetched
