@@ -122,6 +122,10 @@ class Follower:
         finally:
             self._stopping.set()
 
+    def error_of(self, rank: int) -> str:
+        """The end of the newest error in this rank's log that has ended its script; empty where there was none."""
+        return "\n".join(self._errors[rank].newest)
+
     def _show(self, view: "JobView") -> JobSummary:
         reading = set(self._ranks)
         ended: JobSummary | None = None

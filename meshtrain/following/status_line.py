@@ -57,7 +57,7 @@ def status_text(job: JobSummary, lasting: Collection[int] = (), left_s: float | 
     if (epochs := max(one.epochs for one in metrics)) > 0:
         number = math.ceil(epochs)
         parts.append(f"epoch {number}, {epochs - number + 1:.0%}")
-    parts += [f"{printable(name)} {value:.4g}" for name, value in _means(metrics)[:VALUES_SHOWN]]
+    parts += [f"{printable(name)} {value:.4g}" for name, value in mean_values(metrics)[:VALUES_SHOWN]]
     slowest_s = max(one.step_s for one in metrics)
     if (speed := speed_text(job)) is not None:
         parts.append(speed)
@@ -115,7 +115,7 @@ class TimeLeft:
         return (planned - last) * (last_s - first_s) / (last - first)
 
 
-def _means(metrics: Sequence[Metrics]) -> list[tuple[str, float]]:
+def mean_values(metrics: Sequence[Metrics]) -> list[tuple[str, float]]:
     """The script's own values, averaged over the ranks that have them, in order of appearance."""
     values: dict[str, list[float]] = {}
     for one in metrics:
