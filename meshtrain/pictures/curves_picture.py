@@ -20,10 +20,7 @@ def curves_svg(title: str, curves: Mapping[str, Sequence[tuple[int, float]]]) ->
         parts += _panel(at, name, points)
     if not shown:
         parts.append(svg_text(LEFT, TOP, "nothing was logged: mt.log(loss=loss)", "dim"))
-    return svg_file(title, WIDTH, PANEL * max(1, len(shown)) if shown else 2 * TOP, parts, STYLE)
-
-
-STYLE = ".curve{fill:none;stroke-width:1.6}"
+    return svg_file(title, WIDTH, PANEL * len(shown) if shown else 2 * TOP, parts)
 
 
 def _panel(at: int, name: str, points: Sequence[tuple[int, float]]) -> Iterator[str]:
@@ -55,7 +52,7 @@ def _panel(at: int, name: str, points: Sequence[tuple[int, float]]) -> Iterator[
             yield f'<circle cx="{x_of(piece[0][0]):.1f}" cy="{y_of(piece[0][1]):.1f}" r="2.5" fill="{colour}"/>'
             continue
         way = " ".join(f"{x_of(round_):.1f},{y_of(value):.1f}" for round_, value in piece)
-        yield f'<polyline class="curve" stroke="{colour}" points="{way}"/>'
+        yield f'<polyline fill="none" stroke-width="1.6" stroke="{colour}" points="{way}"/>'
 
 
 def _text_at_right(x: float, y: float, text: str) -> str:

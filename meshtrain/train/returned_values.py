@@ -9,7 +9,6 @@ from typing import Any
 
 import msgpack
 import numpy as np
-from safetensors import SafetensorError
 
 from meshtrain.errors import NotSupported
 from meshwire import limits
@@ -102,6 +101,7 @@ def _plain_key(key: Any, where: str) -> Any:
 
 def _plain_array(value: Any, where: str) -> msgpack.ExtType:
     import safetensors.numpy
+    from safetensors import SafetensorError
 
     kind = EXT_SCALAR if isinstance(value, np.generic) else EXT_ARRAY
     try:
@@ -116,6 +116,7 @@ def _plain_array(value: Any, where: str) -> msgpack.ExtType:
 def _plain_tensor(value: Any, where: str) -> msgpack.ExtType:
     import safetensors.torch
     import torch
+    from safetensors import SafetensorError
 
     if isinstance(value, torch.nn.Module):
         raise NotSupported(
