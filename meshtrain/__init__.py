@@ -7,7 +7,7 @@ process that torchrun, Slurm or Ray Train has started what one rank of several n
 torch is imported by the first call, not by the import of this package.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -26,6 +26,7 @@ from meshtrain.errors import (
 if TYPE_CHECKING:
     import torch
 
+    from meshtrain.notebook.mesh_session import MeshSession
     from meshtrain.train.partial.progressive import Progressive
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "output_dir",
     "prepare",
     "rank",
+    "session",
     "steps",
     "world_size",
 ]
@@ -227,3 +229,71 @@ def finish() -> None:
     from meshtrain.train import api
 
     api.world().finish()
+
+
+def session(
+    *,
+    peers: int | None = None,
+    on: Sequence[str] = (),
+    sync: str | None = None,
+    codec: str | None = None,
+    topology: str | None = None,
+    data: "str | Path | None" = None,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    requirements: Sequence[str] = (),
+    independent: bool = False,
+    folder: "str | Path | None" = None,
+    data_dir: "str | Path | None" = None,
+) -> "MeshSession":
+    """The paired devices, to run functions on from a notebook or any Python process that is no job itself.
+
+        with mt.session(peers=3) as mesh:
+            run = mesh.run(train, 0.01)
+        run.result, run.plot()
+
+    `mesh.run` sends the function, wherever it was defined, with its arguments by cloudpickle: code of your own, which
+    runs as their user on devices that you have paired, and on no others. Results come back as data, never as code.
+    What is not said is chosen as by `meshtrain submit --no-plan`: all linked devices, `bsp`, `fp32`.
+
+    Args:
+        peers: on so many devices, this one included.
+        on: on exactly these, by names or ids.
+        sync, codec, topology: as of `meshtrain submit`.
+        data: folder to ship; ./data if there is one.
+        include, exclude: patterns of files of the working directory to ship, or not to. Notebooks stay here.
+        env: environment variables of the function.
+        requirements: packages that are installed for it on every device, as in `einops>=0.8`.
+        independent: each device may work by itself; else a run of several that exchanges nothing fails.
+        folder: in place of the working directory.
+        data_dir: of the daemon, where several run on this machine.
+
+    Raises:
+        DaemonNotRunning: `meshtrain up` starts it.
+        UsageError: in a job, without cloudpickle, or for an option that makes no sense.
+        RequestError: as `meshtrain submit` fails: there are not so many devices, say.
+    """
+    from meshtrain.notebook.mesh_session import MeshSession
+    from meshtrain.notebook.session_options import SessionOptions
+
+    def path(given: "str | Path | None") -> Path | None:
+        return None if given is None else Path(given)
+
+    return MeshSession.opened(
+        SessionOptions(
+            peers=peers,
+            on=on,
+            sync=sync,
+            codec=codec,
+            topology=topology,
+            data=path(data),
+            include=include,
+            exclude=exclude,
+            env=env or {},
+            requirements=requirements,
+            independent=independent,
+            folder=path(folder),
+            data_dir=path(data_dir),
+        )
+    )

@@ -8,8 +8,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
-from meshtrain.errors import ConnectionLost, DaemonNotRunning, OtherVersion, RequestError
+from meshtrain.errors import ConnectionLost, DaemonNotRunning, OtherVersion, RequestError, UnexpectedReply
 from meshwire import limits
 from meshwire.frames.header import control_frames
 from meshwire.frames.parser import Broken, ControlReceived, FrameParser
@@ -18,12 +19,14 @@ from meshwire.messages.envelope import Done, Envelope, Failure, Role, decode, en
 from meshwire.messages.link import Refuse
 from meshwire.messages.local import Attach
 
-__all__ = ["Client", "ConnectionLost", "DaemonNotRunning", "OtherVersion", "RequestError"]
+__all__ = ["Client", "ConnectionLost", "DaemonNotRunning", "OtherVersion", "RequestError", "ask"]
 
 CONNECT_TIMEOUT_S = 10.0
+REQUEST_TIMEOUT_S = 30.0  # what a daemon answers from memory or from a linked peer
 SEND_TIMEOUT_S = 30.0  # a daemon that reads nothing for so long hangs
 
 OnEvent = Callable[[Wire], None]
+Reply = TypeVar("Reply", bound=Wire)
 
 
 class Client:
@@ -202,6 +205,23 @@ class Client:
         except ConnectionLost as lost:
             return lost
         return ConnectionLost(f"the connection to the daemon broke: {error}")
+
+
+def ask(
+    client: Client,
+    body: Wire,
+    reply_type: type[Reply],
+    *,
+    name: str,
+    timeout_s: float = REQUEST_TIMEOUT_S,
+    on_event: OnEvent | None = None,
+    silence_s: float | None = None,
+) -> Reply:
+    """Makes one request. Raises what `Client.request` raises, and UnexpectedReply when something else is answered."""
+    reply = client.request(body, timeout_s=timeout_s, name=name, on_event=on_event, silence_s=silence_s)
+    if not isinstance(reply, reply_type):
+        raise UnexpectedReply(name, reply)
+    return reply
 
 
 def _running(data_dir: Path) -> tuple[str, str]:

@@ -26,6 +26,16 @@ class OtherVersion(ConnectionLost):
         )
 
 
+class UnexpectedReply(MeshtrainError):
+    """The daemon on this device answers with something else than was asked for: it is of another version."""
+
+    def __init__(self, name: str, answer: object) -> None:
+        super().__init__(
+            f"the daemon answered {name} with {type(answer).__name__}; it is of another version than what is installed "
+            "here"
+        )
+
+
 class RequestError(MeshtrainError):
     """The daemon could not do what it was asked for."""
 

@@ -72,6 +72,8 @@ def scan(
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
     on_progress: OnProgress | None = None,
+    *,
+    may_be_empty: bool = False,
 ) -> Packed:
     """The source folder of a job, as git sees it: what .gitignore files name stays here, and so do secrets.
 
@@ -81,12 +83,13 @@ def scan(
             them does not mean them.
         exclude: patterns that stay here in any case.
         on_progress: called about ten times a second, in this thread.
+        may_be_empty: else a folder without a file to ship is an error.
 
     Raises:
         PackError: a link, an unreadable file, a name that other systems refuse, too much, or nothing at all.
     """
     hint = "leave files out with --exclude or a .gitignore, and ship a data set with --data"
-    return _pack(root, include, exclude, True, limits.SOURCE_BYTES_MAX, hint, on_progress)
+    return _pack(root, include, exclude, True, limits.SOURCE_BYTES_MAX, hint, on_progress, may_be_empty=may_be_empty)
 
 
 def scan_data(root: Path, on_progress: OnProgress | None = None, include: Sequence[str] = ()) -> Packed:
@@ -110,6 +113,8 @@ def _pack(
     bytes_max: int,
     hint: str,
     on_progress: OnProgress | None,
+    *,
+    may_be_empty: bool = False,
 ) -> Packed:
     if not root.is_dir():
         raise PackError(f"{root} is not a folder")
@@ -131,7 +136,7 @@ def _pack(
             f"The largest files:\n{names}\nTo make it smaller, {hint}."
         )
     _raise_problems(root, walk.problems, hint)
-    if not found:
+    if not found and not may_be_empty:
         raise PackError(f"{root} has no file to ship; see .gitignore, --include and --exclude")
     manifest = _hash(root, found, report, hint)
     reason = check_manifest(manifest, bytes_max)

@@ -131,6 +131,12 @@ def failures(job: JobSummary) -> list[str]:
     return shown
 
 
+def rank_that_failed(job: JobSummary) -> int | None:
+    """The rank whose error ended the job, else the first that has one of its own; None where nobody's script failed."""
+    told = [job.error, *(text for report in job.ranks for text in (report.failure, report.error))]
+    return next((rank for text in told if text and (rank := _of_whom(job, text)[0]) is not None), None)
+
+
 def _of_whom(job: JobSummary, text: str) -> tuple[int | None, str]:
     """A rank's daemon puts the rank and its device's name in front of what it says of its script."""
     for rank, member in enumerate(job.members):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from meshtrain.cli.pictures.svg import hue, svg_file
+from meshtrain.pictures.svg import hue, svg_file
 from meshtraind.replay.replay import DifferenceError, Replayed, replay
 from meshtraind.replay.summary import Waits
 from meshtraind.replay.trace_file import TraceError, TraceFile

@@ -3,11 +3,13 @@
 import time
 from collections.abc import Sequence
 
-from meshtrain.cli.ui.connection import ask, connected
+from meshtrain.cli.ui.connection import connected
 from meshtrain.cli.ui.errors import reported
 from meshtrain.cli.ui.job import find_job
 from meshtrain.cli.ui.options import DataDir, Json, LatestJob
-from meshtrain.cli.ui.terminal import human_seconds, plain, print_json, print_table, say
+from meshtrain.cli.ui.terminal import plain, print_json, print_table, say
+from meshtrain.client import ask
+from meshtrain.following.shown_text import human_seconds
 from meshwire.checkpoints.manifest import CheckpointName
 from meshwire.jobs.files import human_bytes
 from meshwire.messages.job import Checkpoints, CheckpointSummary, JobSummary, ListCheckpoints

@@ -13,12 +13,14 @@ from typing import Annotated, Any
 import typer
 
 from meshtrain.cli.commands.mesh import ID_CHARS, INTRODUCTIONS
-from meshtrain.cli.ui.connection import ask, connected
+from meshtrain.cli.ui.connection import connected
 from meshtrain.cli.ui.errors import CliError, reported
 from meshtrain.cli.ui.options import DataDir, Json
-from meshtrain.cli.ui.terminal import human_seconds, plain, print_json, printable_lines, say
+from meshtrain.cli.ui.terminal import plain, print_json, say
+from meshtrain.client import ask
 from meshtrain.datadir import data_folder
 from meshtrain.errors import ConnectionLost, DaemonNotRunning, OtherVersion
+from meshtrain.following.shown_text import human_seconds, printable_lines
 from meshwire import limits
 from meshwire.messages.envelope import Done
 from meshwire.messages.local import (

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshtrain.cli.ui.errors import BadCommandLine, CliError, reported
-from meshtrain.cli.ui.terminal import console, human_step, print_table, say
+from meshtrain.cli.ui.terminal import console, print_table, say
+from meshtrain.following.shown_text import human_step
 from meshwire.sync_modes.codec_for_mode import codec_of
 from meshwire.sync_modes.mode import sync_settings
 from meshwire.text import printable

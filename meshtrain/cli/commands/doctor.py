@@ -12,10 +12,11 @@ from meshtrain.cli.ui.errors import BadCommandLine, CliError, reported
 from meshtrain.cli.ui.exits import EXIT_FAILED
 from meshtrain.cli.ui.options import DataDir, Json
 from meshtrain.cli.ui.progress import Stages
-from meshtrain.cli.ui.terminal import console, print_json, printable_lines, say
+from meshtrain.cli.ui.terminal import console, print_json, say
 from meshtrain.datadir import data_folder
 from meshtrain.doctor.facts import Facts, OtherLaptop, Reach
 from meshtrain.doctor.finding import Finding
+from meshtrain.following.shown_text import printable_lines
 from meshwire.addresses import Address
 
 AT_MAX = 8

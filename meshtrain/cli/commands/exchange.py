@@ -6,10 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from meshtrain.cli.pictures.topology_picture import rows_of, shard_name, topology_svg
 from meshtrain.cli.ui.errors import BadCommandLine, CliError, reported
 from meshtrain.cli.ui.options import Json
-from meshtrain.cli.ui.terminal import human_step, print_json, print_table, say
+from meshtrain.cli.ui.terminal import print_json, print_table, say
+from meshtrain.following.shown_text import human_step
+from meshtrain.pictures.topology_picture import rows_of, shard_name, topology_svg
 from meshwire import limits
 from meshwire.codecs.registry import FAMILIES, FP32, parse_codec
 from meshwire.codecs.schedules import Ramp

@@ -7,23 +7,22 @@ import shutil
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Annotated
+from typing import Annotated
 
 import typer
 
-from meshtrain.cli.ui.connection import ask, connected
+from meshtrain.cli.ui.connection import connected
 from meshtrain.cli.ui.errors import CliError, reported
 from meshtrain.cli.ui.exits import EXIT_INCOMPLETE
-from meshtrain.cli.ui.job import find_job, has_ended
-from meshtrain.cli.ui.log_pieces import PIECE_TIMEOUT_S
+from meshtrain.cli.ui.job import find_job
 from meshtrain.cli.ui.options import DataDir, LatestJob
 from meshtrain.cli.ui.progress import Stages
 from meshtrain.cli.ui.terminal import say
-from meshtrain.client import Client
-from meshtrain.errors import RequestError
-from meshwire import limits
+from meshtrain.client import Client, ask
+from meshtrain.following.outputs import OutputBroken, output_pieces
+from meshtrain.following.watching import has_ended
 from meshwire.jobs.files import check_path, human_bytes
-from meshwire.messages.job import Fetch, Fetched, JobSummary, ListOutputs, OutputFile, Outputs
+from meshwire.messages.job import JobSummary, ListOutputs, OutputFile, Outputs
 from meshwire.peer_news import joined, name_of
 from meshwire.text import printable
 
@@ -38,10 +37,6 @@ class Incomplete(CliError):
     """What could be reached is here, and the rest can be fetched later."""
 
     exit_code = EXIT_INCOMPLETE
-
-
-class _Broken(Exception):
-    """A result did not come whole."""
 
 
 @reported
@@ -197,7 +192,7 @@ def _fetch_all(client: Client, job: str, targets: Targets, missing: dict[int, st
             try:
                 _fetch(client, job, file, target, tell)
                 failures[file.rank] = 0
-            except _Broken as error:
+            except OutputBroken as error:
                 lacking.append(file)
                 failures[file.rank] = failures.get(file.rank, 0) + 1
                 missing[file.rank] = str(error)
@@ -210,42 +205,19 @@ def _fetch_all(client: Client, job: str, targets: Targets, missing: dict[int, st
 
 
 def _fetch(client: Client, job: str, file: OutputFile, target: Path, tell: Callable[[int], None]) -> None:
-    """Writes one result beside its place and moves it there when it is whole. Raises OSError, _Broken."""
+    """Writes one result beside its place and moves it there when it is whole. Raises OSError, OutputBroken."""
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f".meshtrain-{os.getpid()}.part")
     try:
         with part.open("xb") as file_part:
-            _receive(client, job, file, file_part, tell)
+            for piece in output_pieces(client, job, file):
+                file_part.write(piece)
+                tell(len(piece))
         if file.changed_ns is not None:
             os.utime(part, ns=(file.changed_ns, file.changed_ns))  # by which `_is_here` knows it
         os.replace(part, target)
     finally:
         part.unlink(missing_ok=True)
-
-
-def _receive(client: Client, job: str, file: OutputFile, part: IO[bytes], tell: Callable[[int], None]) -> None:
-    """Receives as many bytes as were listed: what grows meanwhile is fetched as it was, and nobody sends without
-    end."""
-    offset_bytes = 0
-    name = f"rank{file.rank}/{file.path}"
-    while offset_bytes < file.size_bytes:
-        body = Fetch(
-            job=job,
-            what="output",
-            rank=file.rank,
-            path=file.path,
-            offset_bytes=offset_bytes,
-            max_bytes=min(limits.FETCH_BYTES_MAX, file.size_bytes - offset_bytes),
-        )
-        try:
-            piece = ask(client, body, Fetched, name=name, timeout_s=PIECE_TIMEOUT_S)
-        except (RequestError, TimeoutError) as error:
-            raise _Broken(str(error)) from error
-        if not 0 < len(piece.data) <= body.max_bytes:
-            raise _Broken(f"{name} ended after {offset_bytes} of {file.size_bytes} bytes")
-        part.write(piece.data)
-        offset_bytes += len(piece.data)
-        tell(len(piece.data))
 
 
 def _show(folder: Path, targets: Targets, wanted: Targets, lacking: Sequence[OutputFile]) -> None:

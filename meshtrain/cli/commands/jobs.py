@@ -7,13 +7,15 @@ from typing import Annotated
 import typer
 
 from meshtrain.cli.ui.completion import complete_jobs
-from meshtrain.cli.ui.connection import ask, connected
+from meshtrain.cli.ui.connection import connected
 from meshtrain.cli.ui.errors import CliError, reported, show_error
-from meshtrain.cli.ui.job import MATCHES_SHOWN, age, find_job, has_ended, list_jobs
+from meshtrain.cli.ui.job import MATCHES_SHOWN, age, find_job, list_jobs
 from meshtrain.cli.ui.options import DataDir, Json
-from meshtrain.cli.ui.terminal import at_terminal, human_seconds, plain, print_json, print_table, say
-from meshtrain.client import Client
+from meshtrain.cli.ui.terminal import at_terminal, plain, print_json, print_table, say
+from meshtrain.client import Client, ask
 from meshtrain.errors import RequestError
+from meshtrain.following.shown_text import human_seconds
+from meshtrain.following.watching import has_ended
 from meshwire.jobs.lifecycle import JobState
 from meshwire.messages.envelope import Done
 from meshwire.messages.job import JobSummary

@@ -9,12 +9,13 @@ from meshtrain.cli.ui.connection import connected
 from meshtrain.cli.ui.errors import BadCommandLine, CliError, reported
 from meshtrain.cli.ui.follow import follow_job
 from meshtrain.cli.ui.follow_view import View
-from meshtrain.cli.ui.job import find_job, has_ended
-from meshtrain.cli.ui.log_pieces import log_end, read_log, tail_offset
+from meshtrain.cli.ui.job import find_job
 from meshtrain.cli.ui.options import DataDir, LatestJob
 from meshtrain.cli.ui.terminal import say
 from meshtrain.client import Client
 from meshtrain.errors import RequestError
+from meshtrain.following.log_pieces import log_end, read_log, tail_offset
+from meshtrain.following.watching import has_ended
 from meshwire.messages.job import JobSummary
 from meshwire.text import printable
 

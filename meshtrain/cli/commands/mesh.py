@@ -7,18 +7,20 @@ from typing import Annotated
 
 import typer
 
-from meshtrain.cli.pictures.qr import qr_lines, shows_qr
 from meshtrain.cli.planning.measured_links import measure_links, print_links
 from meshtrain.cli.ui.completion import complete_peers
-from meshtrain.cli.ui.connection import ask, connected
+from meshtrain.cli.ui.connection import connected
 from meshtrain.cli.ui.errors import BadCommandLine, reported
 from meshtrain.cli.ui.exits import EXIT_FAILED, EXIT_INTERRUPTED
-from meshtrain.cli.ui.job import has_ended, list_jobs
+from meshtrain.cli.ui.job import list_jobs
 from meshtrain.cli.ui.options import DataDir, Json
 from meshtrain.cli.ui.peer_table import print_peers
 from meshtrain.cli.ui.progress import Stages
-from meshtrain.cli.ui.terminal import human_seconds, human_step, plain, print_json, print_table, printable_lines, say
-from meshtrain.client import Client
+from meshtrain.cli.ui.terminal import plain, print_json, print_table, say
+from meshtrain.client import Client, ask
+from meshtrain.following.shown_text import human_seconds, human_step, printable_lines
+from meshtrain.following.watching import has_ended
+from meshtrain.pictures.qr import qr_lines, shows_qr
 from meshwire.addresses import DEFAULT_PORT, Address
 from meshwire.jobs.files import human_bytes
 from meshwire.jobs.partition_wait import NEVER, PATIENCES, partition_wait_s

@@ -14,12 +14,13 @@ from meshtrain.cli.planning.mesh_verdict import mesh_document, mesh_rows, play, 
 from meshtrain.cli.planning.other_programs import OtherPrograms
 from meshtrain.cli.planning.verdict import COLUMNS, document, introduction, rows, verdict
 from meshtrain.cli.submission.measuring import NotMeasured, trace
-from meshtrain.cli.submission.shipping import DATA_FOLDER, relative_script
+from meshtrain.cli.submission.shipping import relative_script
 from meshtrain.cli.ui.errors import BadCommandLine, CliError, reported
 from meshtrain.cli.ui.options import DataDir, Json
 from meshtrain.cli.ui.progress import Stages
 from meshtrain.cli.ui.terminal import print_json, print_table, say
 from meshtrain.packing.imports import uses_process_groups
+from meshtrain.packing.shipped_folders import DATA_FOLDER
 from meshtrain.packing.tree import scan
 from meshwire import limits
 from meshwire.planning.mesh_plan import MeshPlan

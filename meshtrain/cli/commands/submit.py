@@ -18,13 +18,14 @@ from meshtrain.cli.submission.peers import peers_wanted
 from meshtrain.cli.submission.requirements import interpreter_with, read_requirements
 from meshtrain.cli.submission.resume import check_alone, resume_from
 from meshtrain.cli.submission.send_and_follow import send, started
-from meshtrain.cli.submission.shipping import DATA_FOLDER, data_place, pack, relative_script, write
+from meshtrain.cli.submission.shipping import pack, relative_script
 from meshtrain.cli.ui.connection import connected
 from meshtrain.cli.ui.errors import BadCommandLine, reported
 from meshtrain.cli.ui.options import DataDir, Json
 from meshtrain.cli.ui.progress import Stages
 from meshtrain.cli.ui.terminal import at_terminal, say
 from meshtrain.packing.imports import uses_process_groups
+from meshtrain.packing.shipped_folders import DATA_FOLDER, data_place, write_manifest
 from meshwire import limits
 from meshwire.codecs.registry import FP32, CodecSpec
 from meshwire.collectives.strategy import collective_for, topology_of
@@ -350,12 +351,15 @@ def submit(
                 *(straggler, visibility, own, chosen.shares, checkpoint_every),
                 *(chosen.pinned.codec, masks, chosen.pinned.topology),
             )
+        at = Path(folder)
         body = Submit(
             name=job_name,
             root=str(source.root),
-            manifest=write(source.manifest, Path(folder) / "source"),
+            manifest=write_manifest(source.manifest, at / "source"),
             data_root=None if shipped_data is None else str(shipped_data.root),
-            data_manifest=None if shipped_data is None else write(shipped_data.manifest, Path(folder) / "data"),
+            data_manifest=None
+            if shipped_data is None
+            else write_manifest(shipped_data.manifest, Path(folder) / "data"),
             data_path=place,
             script=relative,
             args=own_args,

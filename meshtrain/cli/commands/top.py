@@ -8,11 +8,12 @@ import typer
 from meshtrain.cli.ui.completion import complete_jobs
 from meshtrain.cli.ui.connection import connected
 from meshtrain.cli.ui.errors import reported
-from meshtrain.cli.ui.job import find_job, has_ended, list_jobs, outcome_lines, watch_job
+from meshtrain.cli.ui.job import find_job, list_jobs
 from meshtrain.cli.ui.options import DataDir
 from meshtrain.cli.ui.peer_table import print_peers, render_peers
 from meshtrain.cli.ui.terminal import console, plain, say
 from meshtrain.client import Client
+from meshtrain.following.watching import has_ended, outcome_lines, watch_job
 from meshwire.messages.job import JobSummary
 
 REFRESHES_PER_S = 4

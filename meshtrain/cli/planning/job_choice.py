@@ -13,8 +13,9 @@ from meshtrain.cli.planning.script_profiles import Shipped, profile
 from meshtrain.cli.submission.measuring import NotMeasured
 from meshtrain.cli.ui.errors import CliError
 from meshtrain.cli.ui.progress import Stages
-from meshtrain.cli.ui.terminal import printable_lines, say
+from meshtrain.cli.ui.terminal import say
 from meshtrain.errors import RequestError
+from meshtrain.following.shown_text import printable_lines
 from meshwire.collectives.strategy import collective_for
 from meshwire.messages.job import Prediction
 from meshwire.planning.choose import DEFAULT, Pinned, wished

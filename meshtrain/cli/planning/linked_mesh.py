@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshtrain.cli.planning.measured_links import measure_links
-from meshtrain.cli.ui.connection import ask, connected
+from meshtrain.cli.ui.connection import connected
 from meshtrain.cli.ui.errors import CliError
 from meshtrain.cli.ui.progress import Stages
-from meshtrain.cli.ui.terminal import human_seconds, printable_lines
-from meshtrain.client import Client
+from meshtrain.client import Client, ask
+from meshtrain.following.shown_text import human_seconds, printable_lines
 from meshwire.messages.link import LinkedDevices
 from meshwire.messages.local import AskTogether, GetPeers, GetStatus, Peers, PeerSummary, Status
 from meshwire.planning.measured_link import MeasuredLink

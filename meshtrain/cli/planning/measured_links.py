@@ -3,10 +3,10 @@
 from collections.abc import Collection, Sequence
 
 from meshtrain.cli.planning.verdict import mbit
-from meshtrain.cli.ui.connection import ask
 from meshtrain.cli.ui.progress import Stages
-from meshtrain.cli.ui.terminal import human_seconds, print_table, say
-from meshtrain.client import Client
+from meshtrain.cli.ui.terminal import print_table, say
+from meshtrain.client import Client, ask
+from meshtrain.following.shown_text import human_seconds
 from meshwire import limits
 from meshwire.message_base import Wire
 from meshwire.messages.local import LinksMeasured, MeasureLinks, MeasureProgress, PeerSummary

@@ -4,7 +4,6 @@ same processor are measured once."""
 import hashlib
 import json
 import platform
-import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from meshtrain.cli.planning.other_programs import NOTABLE_PART, OtherPrograms
 from meshtrain.cli.submission.measuring import trace
 from meshtrain.cli.ui.progress import Stages
 from meshtrain.datadir import data_folder
+from meshtrain.packing.shipped_folders import lay_out
 from meshwire.planning.step_trace import TracedScript
 
 if TYPE_CHECKING:
@@ -84,10 +84,7 @@ def profile(shipped: Shipped, data_dir: Path | None, stages: Stages) -> tuple[Tr
 
 def _lay_out(shipped: Shipped, root: Path) -> None:
     """What a script writes beside itself is not the user's: it runs on a copy."""
-    for entry in shipped.source.manifest.entries:
-        place = root / entry.path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(shipped.source.root / entry.path, place)
+    lay_out(shipped.source, root)
     if shipped.data is not None and shipped.data_place is not None:
         place = root / shipped.data_place
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from meshtrain.cli.ui.connection import ask
 from meshtrain.cli.ui.errors import CliError
-from meshtrain.cli.ui.terminal import plain, print_json, print_table, printable_lines, say
-from meshtrain.client import Client
+from meshtrain.cli.ui.terminal import plain, print_json, print_table, say
+from meshtrain.client import Client, ask
+from meshtrain.following.shown_text import printable_lines
 from meshwire.codecs.registry import parse_codec
 from meshwire.encoded_layout.budget import budget_of
 from meshwire.encoded_layout.by_round import RoundLayouts

@@ -6,10 +6,9 @@ from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from meshtrain.cli.ui.connection import ask
 from meshtrain.cli.ui.errors import CliError
 from meshtrain.cli.ui.progress import Stages
-from meshtrain.client import Client
+from meshtrain.client import Client, ask
 from meshwire import limits
 from meshwire.message_base import Wire
 from meshwire.messages.local import EnvironmentMade, MakeEnvironment, SubmitProgress

@@ -7,14 +7,15 @@ from typing import Any
 
 import typer
 
-from meshtrain.cli.ui.connection import ask, connected
+from meshtrain.cli.ui.connection import connected
 from meshtrain.cli.ui.exits import EXIT_INTERRUPTED
 from meshtrain.cli.ui.follow import follow_job
 from meshtrain.cli.ui.job import find_job
-from meshtrain.cli.ui.prediction import prediction_text
 from meshtrain.cli.ui.progress import Stages
-from meshtrain.cli.ui.terminal import plain, print_json, printable_lines, say
-from meshtrain.client import Client
+from meshtrain.cli.ui.terminal import plain, print_json, say
+from meshtrain.client import Client, ask
+from meshtrain.following.shown_text import printable_lines
+from meshtrain.following.speed import prediction_text
 from meshwire.message_base import Wire
 from meshwire.messages.local import Resubmit, Submit, SubmitProgress, Submitted
 from meshwire.text import printable

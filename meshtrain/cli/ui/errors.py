@@ -8,8 +8,9 @@ import typer
 from pydantic import ValidationError
 
 from meshtrain.cli.ui.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
-from meshtrain.cli.ui.terminal import printable_lines, say
-from meshtrain.errors import ConnectionLost, DaemonNotRunning, MeshtrainError, OtherVersion
+from meshtrain.cli.ui.terminal import say
+from meshtrain.errors import ConnectionLost, DaemonNotRunning, MeshtrainError, OtherVersion, UnexpectedReply
+from meshtrain.following.shown_text import printable_lines
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -50,7 +51,7 @@ def reported(command: Callable[P, R]) -> Callable[P, R]:
             raise typer.Exit(error.exit_code) from None
         except DaemonNotRunning as error:
             show_error(str(error), "meshtrain up")
-        except OtherVersion as error:
+        except (OtherVersion, UnexpectedReply) as error:
             show_error(str(error), "meshtrain down && meshtrain up")
         except ConnectionLost as error:
             show_error(f"the daemon on this device went away: {error}", "meshtrain status")

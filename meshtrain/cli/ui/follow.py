@@ -1,228 +1,20 @@
-"""Follows a job until its end: all ranks' logs and its state, each read on a connection of its own.
+"""Follows a job on a terminal or in a pipe until its end; ctrl-C detaches."""
 
-Of an error that ends a script the state tells, once for all ranks; it is left out of the logs.
-"""
-
-import functools
-import queue
 import sys
-import threading
-import time
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
 from meshtrain.cli.ui.errors import CliError
 from meshtrain.cli.ui.follow_view import View
-from meshtrain.cli.ui.job import outcome_lines, watch_job
-from meshtrain.cli.ui.log_pieces import Lines, RawLines, ScriptErrors, fetch_log, log_end, tail_offset
-from meshtrain.cli.ui.terminal import printable_lines, say
+from meshtrain.cli.ui.terminal import say
 from meshtrain.client import Client
 from meshtrain.datadir import data_folder
-from meshtrain.errors import MeshtrainError, RequestError
-from meshwire import limits
+from meshtrain.following.follower import Follower, LostSight
+from meshtrain.following.shown_text import printable_lines
+from meshtrain.following.watching import outcome_lines
 from meshwire.jobs.lifecycle import EXIT_CODES, JobState
 from meshwire.messages.job import JobSummary, Member
-from meshwire.peer_news import name_of
-
-LOG_WAIT_S = 5.0  # how long the daemon holds a request for more of a log
-BAR_EVERY_S = 10.0  # so often a progress bar that is drawn anew becomes a line
-RETRY_S = 1.0  # after a peer did not answer for its log
-LOGS_AFTER_END_S = 15.0  # how long the rest of the logs may take when the job has ended
-TICK_S = 0.5  # ctrl-C is noticed within this on every system
-
-Connect = Callable[[], Client]
-
-
-@dataclass(frozen=True, slots=True)
-class _LogLines:
-    rank: int
-    lines: list[str]
-
-
-@dataclass(frozen=True, slots=True)
-class _LogOver:
-    rank: int
-    error: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class _State:
-    summary: JobSummary
-    ended: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _WatchFailed:
-    error: Exception
-
-
-@dataclass(frozen=True, slots=True)
-class _Joined:
-    line: str
-
-
-_Item = _LogLines | _LogOver | _State | _WatchFailed | _Joined
-
-
-class Follower:
-    """Reads everything about one job into one queue. `KeyboardInterrupt` passes through `run`: the job goes on.
-
-    Args:
-        ranks: whose logs are read.
-        newcomers: these are all, and those of devices that join later are read, too.
-        tail: how many of the last lines there are; None: all.
-        raw: lines as `RawLines` has them.
-    """
-
-    def __init__(
-        self,
-        connect: Connect,
-        job: str,
-        ranks: Sequence[int],
-        tail: int | None,
-        *,
-        newcomers: bool,
-        raw: bool = False,
-    ) -> None:
-        self._connect = connect
-        self._job = job
-        self._ranks = list(ranks)
-        self._errors: defaultdict[int, ScriptErrors] = defaultdict(ScriptErrors)
-        self._newcomers = newcomers
-        self._tail = tail
-        self._raw = raw
-        self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
-        self._over = threading.Event()  # the job has ended
-        self._stopping = threading.Event()
-
-    def run(self, view: View) -> JobSummary:
-        """Shows the job until it has ended and its logs are read. Raises CliError when the daemon goes away."""
-        self._start(self._watch, "watch")
-        for rank in self._ranks:
-            self._start_reading(rank)
-        try:
-            return self._show(view)
-        finally:
-            self._stopping.set()
-
-    def _show(self, view: View) -> JobSummary:
-        reading = set(self._ranks)
-        ended: JobSummary | None = None
-        deadline_s = float("inf")
-        while ended is None or reading:
-            try:
-                item = self._items.get(timeout=TICK_S)
-            except queue.Empty:
-                if ended is not None and time.monotonic() > deadline_s:
-                    names = ", ".join(name_of(ended, rank) for rank in sorted(reading))
-                    later = f"meshtrain logs {ended.job}"
-                    say(f"warning: the end of the log of {names} did not arrive. Later: {later}", style="yellow")
-                    return ended
-                continue
-            match item:
-                case _LogLines(rank, lines):
-                    view.lines(rank, self._errors[rank].left_out(lines))
-                case _LogOver(rank, error):
-                    reading.discard(rank)
-                    if error is not None:
-                        say(f"warning: {printable_lines(error)}", style="yellow")
-                case _State(summary, True):
-                    reading |= self._follow_newcomers(summary, view)
-                    ended, deadline_s = summary, time.monotonic() + LOGS_AFTER_END_S
-                    self._over.set()
-                    view.status(summary)
-                case _Joined(line):
-                    view.say(line)
-                case _State(summary, False):
-                    reading |= self._follow_newcomers(summary, view)
-                    view.status(summary)
-                case _WatchFailed(error):
-                    raise CliError(
-                        f"job {self._job} can no longer be followed: {error}",
-                        f"meshtrain up && meshtrain logs -f {self._job}",
-                    )
-        return ended
-
-    def _follow_newcomers(self, summary: JobSummary, view: View) -> set[int]:
-        """Returns the ranks that were not followed before."""
-        ranks = range(len(self._ranks), len(summary.members)) if self._newcomers else range(0)
-        if ranks:
-            view.joined([member.name for member in summary.members])
-        for rank in ranks:
-            self._ranks.append(rank)
-            self._start_reading(rank)
-        return set(ranks)
-
-    def _start_reading(self, rank: int) -> None:
-        self._start(functools.partial(self._read, rank), f"log {rank}")
-
-    def _start(self, work: Callable[[], None], name: str) -> None:
-        # Daemon threads: they wait inside the connection, and detaching must not wait for them.
-        threading.Thread(target=work, name=f"follow/{name}", daemon=True).start()
-
-    def _watch(self) -> None:
-        try:
-            client = self._connect()
-            try:
-                last = watch_job(
-                    client,
-                    self._job,
-                    lambda seen: self._items.put(_State(seen, ended=False)),
-                    lambda line: self._items.put(_Joined(line)),
-                )
-            finally:
-                client.close()
-        except (CliError, MeshtrainError, OSError) as error:
-            self._items.put(_WatchFailed(error))
-            return
-        self._items.put(_State(last, ended=True))
-
-    def _read(self, rank: int) -> None:
-        error: str | None = None
-        try:
-            client = self._connect()
-            try:
-                error = self._read_to_end(client, rank)
-            finally:
-                client.close()
-        except (CliError, MeshtrainError, OSError) as problem:
-            error = f"the log of rank {rank}: {problem}"
-        self._items.put(_LogOver(rank, error))
-
-    def _read_to_end(self, client: Client, rank: int) -> str | None:
-        lines = RawLines() if self._raw else Lines()
-        offset_bytes = 0
-        bar_told_s = time.monotonic()
-        if self._tail is not None:
-            end_bytes = log_end(client, self._job, rank)
-            offset_bytes = tail_offset(client, self._job, rank, self._tail, end_bytes)
-        refused = 0
-        while not self._stopping.is_set():
-            asked_s = time.monotonic()
-            try:
-                piece = fetch_log(client, self._job, rank, offset_bytes, limits.FETCH_BYTES_MAX, LOG_WAIT_S)
-            except RequestError as problem:
-                refused += 1
-                if refused * RETRY_S > LOGS_AFTER_END_S and self._over.is_set():  # until then a lost peer may come back
-                    return f"the log of rank {rank}: {problem}"
-                self._stopping.wait(RETRY_S)
-                continue
-            refused = 0
-            offset_bytes += len(piece.data)
-            shown = lines.feed(piece.data)
-            if time.monotonic() - bar_told_s >= BAR_EVERY_S:
-                shown += lines.bar()
-                bar_told_s = time.monotonic()
-            self._items.put(_LogLines(rank, shown))
-            if piece.end:
-                break
-            if not piece.data and time.monotonic() - asked_s < RETRY_S:
-                self._stopping.wait(RETRY_S)  # answered at once with nothing
-        self._items.put(_LogLines(rank, lines.flush()))
-        return None
 
 
 def follow_job(
@@ -245,6 +37,8 @@ def follow_job(
     except KeyboardInterrupt:
         say(f"\nDetached: job {job} is still running. Follow it: meshtrain logs -f {job}")
         return 0
+    except LostSight as error:
+        raise CliError(str(error), f"meshtrain up && meshtrain logs -f {job}") from error
     for line in outcome_lines(summary):
         say(line)
     if summary.state == JobState.SUCCEEDED:

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from meshtrain.cli.ui.terminal import human_step, made_table, print_table
+from meshtrain.cli.ui.terminal import made_table, print_table
+from meshtrain.following.shown_text import human_step
+from meshtrain.following.status_line import ABSENT
 from meshwire.messages.job import JobSummary, Member, Metrics, RankReport
 from meshwire.peer_news import losses, name_of, part_of, provisional, restarts, unlinkable, with_names
 from meshwire.text import printable
@@ -13,7 +15,6 @@ if TYPE_CHECKING:
 
 COLUMNS = ("NAME", "PART", "STEP", "STEP TIME", "AHEAD", "AGE", "NULLS", "BATCH", "WAITS FOR")
 WRAPPING = COLUMNS[-1]
-ABSENT = ("lost", "left", "refused")
 
 
 def peer_rows(job: JobSummary) -> list[tuple[str, ...]]:
@@ -45,15 +46,6 @@ def render_peers(job: JobSummary) -> "RenderableType":
 
 def _notes(job: JobSummary) -> list[str]:
     return [*restarts(job), *provisional(job), *losses(job), *unlinkable(job)]
-
-
-def waits(job: JobSummary) -> dict[int, str]:
-    """What each rank that is blocked waits for, with names for ranks."""
-    return {
-        report.rank: with_names(report.metrics.waiting_for, job.members)
-        for report in job.ranks
-        if report.metrics.waiting_for and not report.metrics.finished and part_of(job, report.rank) not in ABSENT
-    }
 
 
 def _title(job: JobSummary) -> str:

@@ -4,7 +4,8 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from meshtrain.cli.ui.terminal import console, printable_lines, say
+from meshtrain.cli.ui.terminal import console, say
+from meshtrain.following.shown_text import printable_lines
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

@@ -13,7 +13,7 @@ from meshtrain.cli.planning.linked_mesh import LinkedMesh
 from meshtrain.cli.planning.other_programs import OtherPrograms
 from meshtrain.cli.submission.measuring import NotMeasured
 from meshtrain.cli.ui.errors import CliError
-from meshtrain.cli.ui.prediction import measured_samples_s, prediction_text, speed_text
+from meshtrain.following.speed import measured_samples_s, prediction_text, speed_text
 from meshwire.messages.job import Fetch, Fetched, Metrics, Prediction, RankReport
 from meshwire.messages.local import GetJobs, GetStatus, MeasureLinks, Submit, Watch, Watched
 from meshwire.planning.choose import Pinned

@@ -23,9 +23,10 @@ from typer.testing import CliRunner
 
 from meshtrain.cli.app import app
 from meshtrain.cli.ui import completion
-from meshtrain.cli.ui.follow_view import TimeLeft, View, prefixes, stages_text, status_text
-from meshtrain.cli.ui.log_pieces import LINE_CHARS_MAX, Lines
-from meshtrain.cli.ui.terminal import human_seconds, printable_lines
+from meshtrain.cli.ui.follow_view import View
+from meshtrain.following.log_pieces import LINE_CHARS_MAX, Lines
+from meshtrain.following.shown_text import human_seconds, printable_lines
+from meshtrain.following.status_line import TimeLeft, prefixes, stages_text, status_text
 from meshwire import limits
 from meshwire.addresses import DEFAULT_PORT
 from meshwire.codecs.registry import FAMILIES, parse_codec

@@ -12,7 +12,7 @@ import pytest
 import segno
 
 from meshtrain.cli.commands import mesh
-from meshtrain.cli.pictures.qr import BORDER, qr_lines, shows_qr
+from meshtrain.pictures.qr import BORDER, qr_lines, shows_qr
 from meshwire.addresses import DEFAULT_PORT
 from meshwire.jobs.lifecycle import JobState
 from meshwire.message_base import Wire

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from meshtrain.cli.ui.follow_view import FAILURE_HOLD_S, View, status_text
-from meshtrain.cli.ui.job import outcome_lines
+from meshtrain.cli.ui.follow_view import View
 from meshtrain.cli.ui.peer_table import peer_rows, render_peers
+from meshtrain.following.job_news import FAILURE_HOLD_S
+from meshtrain.following.status_line import status_text
+from meshtrain.following.watching import outcome_lines
 from meshwire.jobs.lifecycle import JobState
 from meshwire.messages.job import GivenUp, JobSummary, Metrics, RankReport, RefusedRank
 from meshwire.messages.local import GetJobs, GetStatus
@@ -258,7 +260,7 @@ def test_an_error_that_the_job_ends_with_is_told_by_its_end_alone(
 ) -> None:
     """It is held back for a moment; what has happened meanwhile is told after it, in order."""
     now_s = 0.0
-    monkeypatch.setattr("meshtrain.cli.ui.follow_view.time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr("meshtrain.following.job_news.time", SimpleNamespace(monotonic=lambda: now_s))
     again = job(2, (0, 1, 2), (0, 1), cleo=report(2, failure=KILLED, restarts=1))
     view = View([one.name for one in THREE], [0, 1, 2], io.StringIO())
     for seen in (FIRST, again, job(2, (0, 1, 2), state=state)):

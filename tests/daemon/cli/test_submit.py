@@ -14,9 +14,10 @@ import pytest
 from meshtrain.cli.submission import measuring
 from meshtrain.cli.submission.dry_run import PARTS, MemoryNeeds
 from meshtrain.cli.submission.measuring import NotMeasured, measure
-from meshtrain.cli.submission.shipping import data_place, pack
+from meshtrain.cli.submission.shipping import pack
 from meshtrain.cli.ui.errors import CliError
 from meshtrain.cli.ui.progress import Stages
+from meshtrain.packing.shipped_folders import data_place
 from meshtraind.jobs.submission import Submission
 from meshtraind.transport.requests import RequestFailed
 from meshwire.codecs.registry import FAMILIES, FP32, parse_codec

@@ -10,11 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from meshtrain.cli.ui import follow, terminal
-from meshtrain.cli.ui.follow_view import View, status_text
-from meshtrain.cli.ui.job import outcome_lines
-from meshtrain.cli.ui.log_pieces import LINE_CHARS_MAX, Lines, RawLines, raw_bytes
-from meshtrain.cli.ui.terminal import COLOUR_CHARS_MAX, print_table, say, script_text
+from meshtrain.cli.ui import terminal
+from meshtrain.cli.ui.follow_view import View
+from meshtrain.cli.ui.terminal import print_table, say
+from meshtrain.following import follower
+from meshtrain.following.log_pieces import LINE_CHARS_MAX, Lines, RawLines, raw_bytes
+from meshtrain.following.shown_text import COLOUR_CHARS_MAX, script_text
+from meshtrain.following.status_line import status_text
+from meshtrain.following.watching import outcome_lines
 from meshwire.jobs.lifecycle import JobState
 from meshwire.message_base import Wire
 from meshwire.messages.job import Fetch, Fetched, Metrics, RankReport
@@ -154,7 +157,7 @@ def test_a_bar_is_told_as_it_stands_and_only_when_it_has_moved() -> None:
 
 
 def test_who_follows_sees_a_bar_move(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follow, "BAR_EVERY_S", 0.0)
+    monkeypatch.setattr(follower, "BAR_EVERY_S", 0.0)
     pieces = {0: b"go\n 10%\r 20%", 12: b"\r 30%", 17: b"\r100%\nend\n"}
 
     def fetch(body: Fetch, _: Emit) -> Wire:

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from meshtrain.cli.ui.log_pieces import ScriptErrors
+from meshtrain.following.log_pieces import ScriptErrors
 from meshtraind.learner import process as learner
 from meshtraind.learner.environment import ScriptPlace, calls_prepare, learner_environment
 from meshtraind.learner.process import INHERITED, LearnerProcess

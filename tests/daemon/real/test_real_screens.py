@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from meshtrain.cli.ui.follow_view import STAGES
 from meshtrain.demo.localmesh import LocalMesh
+from meshtrain.following.status_line import STAGES
 from meshwire.messages.local import Cancel
 from tests.daemon import realjobs as jobs
 

@@ -4,7 +4,7 @@ for each member."""
 from collections.abc import Collection, Iterator, Sequence
 from itertools import groupby
 
-from meshtrain.cli.pictures.svg import hue, svg_file, svg_text
+from meshtrain.pictures.svg import hue, svg_file, svg_text
 from meshwire.collectives.load import load_of, waves_of
 from meshwire.collectives.topology import Op, Program, Transfer
 

@@ -1,16 +1,17 @@
 """A rank's log as lines that are safe to show: read piece by piece, from the start, the end, or as it grows."""
 
 import codecs
+from collections import deque
 from collections.abc import Iterable, Iterator
 
-from meshtrain.cli.ui.connection import ask
-from meshtrain.cli.ui.terminal import NO_COLOUR, cut_at, script_text
-from meshtrain.client import Client
+from meshtrain.client import Client, ask
+from meshtrain.following.shown_text import NO_COLOUR, cut_at, script_text
 from meshwire import limits
 from meshwire.jobs.script_log import ERROR_BEGINS, ERROR_ENDS
 from meshwire.messages.job import Fetch, Fetched
 
 PIECE_TIMEOUT_S = 60.0  # as long as the daemons themselves wait for a piece from each other
+ERROR_LINES_MAX = 200  # of an error that is kept
 LINE_CHARS_MAX = 64 * limits.KIB  # a longer line is shown in parts
 
 
@@ -86,10 +87,15 @@ def raw_bytes(text: str) -> bytes:
 
 
 class ScriptErrors:
-    """Tells the errors that end scripts from what a log holds besides."""
+    """Tells the errors that end scripts from what a log holds besides.
+
+    Attributes:
+        newest: the last lines of the newest error.
+    """
 
     def __init__(self) -> None:
         self._inside = False
+        self.newest: deque[str] = deque(maxlen=ERROR_LINES_MAX)
 
     def left_out(self, lines: Iterable[str]) -> list[str]:
         """The lines without those errors; these may begin and end in other calls."""
@@ -98,12 +104,15 @@ class ScriptErrors:
             plain = line.removesuffix(NO_COLOUR)
             if not self._inside and plain.endswith(ERROR_BEGINS):
                 self._inside = True
+                self.newest.clear()
                 last = plain.removesuffix(ERROR_BEGINS)  # what the script had written of its last line
                 if not last:
                     continue
                 line = last + line.removeprefix(plain)
             elif self._inside:
                 self._inside = line != ERROR_ENDS
+                if self._inside:
+                    self.newest.append(line)
                 continue
             shown.append(line)
         return shown

@@ -1,0 +1,1 @@
+"""Functions of a notebook, run on the paired devices in step."""
