@@ -156,20 +156,20 @@ def test_ranks_that_do_not_go_together_end_with_a_reason(script: Any, first: str
 def _overflow(session: DistributedSession, rank: int) -> tuple[list[float], float, int]:
     """The second step has a gradient that is not finite, the third one a buffer."""
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0 if rank else 16.0)
-    model = nn.Linear(4, 2)
-    model.register_buffer("largest", torch.zeros(()))
+    model, largest = nn.Linear(4, 2), torch.zeros(())
+    model.register_buffer("largest", largest)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     session.prepare(model, optimizer, scaler)
     sums = []
     for number in range(4):
         optimizer.zero_grad()
         if (rank, number) == (1, 2):
-            model.largest.fill_(float("inf"))
+            largest.fill_(float("inf"))
         x = X * float("inf") if (rank, number) == (1, 1) else X * (1 + rank)
         scaler.scale(model(x).sum()).backward()
         scaler.step(optimizer)
         scaler.update()
-        sums.append(float(model.weight.sum() + model.largest))
+        sums.append(float(model.weight.sum() + largest))
     return sums, scaler.get_scale(), next(session.steps(9))
 
 
@@ -187,8 +187,8 @@ def _read(session: DistributedSession, _: int) -> list[list[float]]:
     model = nn.Linear(1, 1)
     loader = DataLoader(TensorDataset(torch.arange(10.0).view(10, 1)), batch_size=2, shuffle=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    _, _, dealt = session.prepare_with_loader(model, optimizer, loader)
-    seen = []
+    dealt = session.prepare_with_loader(model, optimizer, loader)[2]
+    seen: list[list[float]] = []
     for limit in (2, 9, 9, 9):
         seen.append([])
         for at, (x,) in enumerate(dealt, 1):
