@@ -97,6 +97,13 @@ def test_ranks_of_a_world_are_dense_and_each_learner_knows_those_alone() -> None
     assert relay.loss == "cleo is gone: the connection broke"
 
 
+def test_a_link_of_the_world_before_is_no_loss_of_this_one() -> None:
+    """Its end may be told late, when the device is here again on another link."""
+    relay = GroupRelay(job_of(1), cast(Any, {2: End()}), SECOND, used=True)
+    relay.link_lost(2, "the connection broke")
+    assert relay.loss is None
+
+
 def test_what_a_link_does_not_take_is_counted_of_that_link(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "RELAY_QUEUE_BYTES_MAX", 100)
     link = End()
