@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from meshtrain.cli.ui.log_pieces import ScriptErrors
 from meshtraind.learner.script_error import ScriptError
 from meshtraind.learner.supervisor import LearnerSupervisor
 from meshtraind.process_group import pulse as pulses
@@ -27,6 +28,7 @@ from meshtraind.transport.requests import RequestFailed
 from meshwire import limits
 from meshwire.frames.header import GROUP_ENDS, Header, Kind
 from meshwire.jobs.lifecycle import JobState
+from meshwire.jobs.script_log import ERROR_BEGINS, ERROR_ENDS
 from meshwire.messages.group import GroupBegin, GroupWorld, MemberLost, SignOfLife, StoreAnswer, StoreAsk, WorldHere
 from meshwire.messages.job import Generation, Member
 from meshwire.messages.learner import Stop
@@ -406,3 +408,18 @@ async def test_a_failure_too_many_ends_the_job(monkeypatch: pytest.MonkeyPatch, 
     assert desk.failed[1] == "cleo was lost, and --restart 2 is used up"
     assert desk.session._metrics.exit_code == -9
     await desk.session._tasks.close()
+
+
+def test_what_follows_an_error_in_the_log_is_shown() -> None:
+    """torch puts the rank in front of each line of an error; behind that the next world's script has its say."""
+    error = ["Traceback: no", "ValueError"]
+    for prefix in ("", "[rank0]: "):
+        log = [
+            "before",
+            f"{prefix}{ERROR_BEGINS}",
+            *(prefix + line for line in error),
+            f"{prefix}{ERROR_ENDS}",
+            "behind",
+        ]
+        assert ScriptErrors().left_out(log) == ["before", "behind"]
+    assert ScriptErrors().left_out([f"50 %{ERROR_BEGINS}", ERROR_ENDS]) == ["50 %"]

@@ -1,6 +1,7 @@
 """A rank's log as lines that are safe to show: read piece by piece, from the start, the end, or as it grows."""
 
 import codecs
+import re
 from collections.abc import Iterable, Iterator
 
 from meshtrain.cli.ui.connection import ask
@@ -11,6 +12,7 @@ from meshwire.jobs.script_log import ERROR_BEGINS, ERROR_ENDS
 from meshwire.messages.job import Fetch, Fetched
 
 PIECE_TIMEOUT_S = 60.0  # as long as the daemons themselves wait for a piece from each other
+TORCHS_PREFIX = re.compile(r"\[rank\d+\]: ")  # of each line of an error, in a process with a process group
 LINE_CHARS_MAX = 64 * limits.KIB  # a longer line is shown in parts
 
 
@@ -99,11 +101,11 @@ class ScriptErrors:
             if not self._inside and plain.endswith(ERROR_BEGINS):
                 self._inside = True
                 last = plain.removesuffix(ERROR_BEGINS)  # what the script had written of its last line
-                if not last:
+                if not last or TORCHS_PREFIX.fullmatch(last):
                     continue
                 line = last + line.removeprefix(plain)
             elif self._inside:
-                self._inside = line != ERROR_ENDS
+                self._inside = not line.removesuffix(NO_COLOUR).endswith(ERROR_ENDS)
                 continue
             shown.append(line)
         return shown
