@@ -1,6 +1,7 @@
 """A rank's log as lines that are safe to show: read piece by piece, from the start, the end, or as it grows."""
 
 import codecs
+import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 
@@ -12,6 +13,7 @@ from meshwire.messages.job import Fetch, Fetched
 
 PIECE_TIMEOUT_S = 60.0  # as long as the daemons themselves wait for a piece from each other
 ERROR_LINES_MAX = 200  # of an error that is kept
+TORCHS_PREFIX = re.compile(r"\[rank\d+\]: ")  # of each line of an error, in a process with a process group
 LINE_CHARS_MAX = 64 * limits.KIB  # a longer line is shown in parts
 
 
@@ -106,13 +108,13 @@ class ScriptErrors:
                 self._inside = True
                 self.newest.clear()
                 last = plain.removesuffix(ERROR_BEGINS)  # what the script had written of its last line
-                if not last:
+                if not last or TORCHS_PREFIX.fullmatch(last):
                     continue
                 line = last + line.removeprefix(plain)
             elif self._inside:
-                self._inside = line != ERROR_ENDS
+                self._inside = not line.removesuffix(NO_COLOUR).endswith(ERROR_ENDS)
                 if self._inside:
-                    self.newest.append(line)
+                    self.newest.append(TORCHS_PREFIX.sub("", line, count=1))
                 continue
             shown.append(line)
         return shown

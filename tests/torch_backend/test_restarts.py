@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from meshtrain.following.log_pieces import ScriptErrors
 from meshtraind.learner.script_error import ScriptError
 from meshtraind.learner.supervisor import LearnerSupervisor
 from meshtraind.process_group import pulse as pulses
@@ -27,6 +28,7 @@ from meshtraind.transport.requests import RequestFailed
 from meshwire import limits
 from meshwire.frames.header import GROUP_ENDS, Header, Kind
 from meshwire.jobs.lifecycle import JobState
+from meshwire.jobs.script_log import ERROR_BEGINS, ERROR_ENDS
 from meshwire.messages.group import GroupBegin, GroupWorld, MemberLost, SignOfLife, StoreAnswer, StoreAsk, WorldHere
 from meshwire.messages.job import Generation, Member
 from meshwire.messages.learner import Stop
@@ -95,6 +97,13 @@ def test_ranks_of_a_world_are_dense_and_each_learner_knows_those_alone() -> None
     assert learner.told == [MemberLost(rank=0, reason="the connection broke")]
     assert relay.is_disturbed
     assert relay.loss == "cleo is gone: the connection broke"
+
+
+def test_a_link_of_the_world_before_is_no_loss_of_this_one() -> None:
+    """Its end may be told late, when the device is here again on another link."""
+    relay = GroupRelay(job_of(1), cast(Any, {2: End()}), SECOND, used=True)
+    relay.link_lost(2, "the connection broke")
+    assert relay.loss is None
 
 
 def test_what_a_link_does_not_take_is_counted_of_that_link(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,3 +408,18 @@ async def test_a_failure_too_many_ends_the_job(monkeypatch: pytest.MonkeyPatch, 
     assert desk.failed[1] == "cleo was lost, and --restart 2 is used up"
     assert desk.session._metrics.exit_code == -9
     await desk.session._tasks.close()
+
+
+def test_what_follows_an_error_in_the_log_is_shown() -> None:
+    """torch puts the rank in front of each line of an error; behind that the next world's script has its say."""
+    error = ["Traceback: no", "ValueError"]
+    for prefix in ("", "[rank0]: "):
+        log = [
+            "before",
+            f"{prefix}{ERROR_BEGINS}",
+            *(prefix + line for line in error),
+            f"{prefix}{ERROR_ENDS}",
+            "behind",
+        ]
+        assert ScriptErrors().left_out(log) == ["before", "behind"]
+    assert ScriptErrors().left_out([f"50 %{ERROR_BEGINS}", ERROR_ENDS]) == ["50 %"]
