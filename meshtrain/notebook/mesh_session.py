@@ -40,7 +40,7 @@ class MeshSession:
     """Runs functions on the devices that are linked with this one. Made by `mt.session`; holds nothing open.
 
     Attributes:
-        last: the newest run that has ended well; None before.
+        last: the newest run whose job has ended well, with the results there are; None before.
     """
 
     def __init__(self, options: SessionOptions) -> None:
@@ -122,17 +122,21 @@ class MeshSession:
         with self._connected() as client:
             results, missing = fetch_results(client, ended)
         lines = outcome_lines(ended)
+        self.last = MeshRun(job, results, missing, view.curves.points, lines[0])
+        for report in ended.ranks:  # it was to be started again when the others were through
+            if report.failure is not None and report.rank in missing and follower.error_of(report.rank):
+                raise self._failure(name, ended, report.rank, follower)
         for line in lines:
             screen.say(line)
         for rank, why in missing.items():
             screen.say(f"note: no result of {name_of(ended, rank)}: {printable(why)}")
-        self.last = MeshRun(job, results, missing, view.curves.points, lines[0])
         return self.last
 
     @staticmethod
     def _failure(name: str, job: JobSummary, rank: int | None, follower: Follower) -> RunFailed:
         """What is raised here for how the job has ended."""
-        told = [script_text(text) for text in failures(job)] or outcome_lines(job)
+        of_scripts = job.state not in (JobState.CANCELLED, JobState.LOST)
+        told = [script_text(text) for text in failures(job)] if of_scripts else outcome_lines(job)
         told.sort(key=lambda text: text.startswith("error: "))  # what is of no device may follow from what is
         trace = "" if rank is None else follower.error_of(rank)
         where = "" if rank is None or not trace else f"On {name_of(job, rank)}, rank {rank}:\n{trace}"
