@@ -17,7 +17,7 @@ from meshtrain.following.watching import outcome_lines
 from meshtrain.notebook.call import name_of_function, require_cloudpickle
 from meshtrain.notebook.outcome import MeshRun, RunFailed
 from meshtrain.notebook.results import fetch_results
-from meshtrain.notebook.run_view import GivenUp, RunView
+from meshtrain.notebook.run_view import RankGaveUp, RunView
 from meshtrain.notebook.screens import RunScreen, screen_here
 from meshtrain.notebook.session_options import SessionOptions
 from meshtrain.notebook.shipment import Shipment, make_shipment, rehearsal
@@ -109,7 +109,7 @@ class MeshSession:
         follower = Follower(lambda: Client.connect(folder), job, range(len(members)), None, newcomers=True)
         try:
             ended = follower.run(view)
-        except GivenUp as given_up:
+        except RankGaveUp as given_up:
             self._cancel(job, now=True)
             raise self._failure(name, given_up.job, given_up.rank, follower) from None
         except LostSight as error:
