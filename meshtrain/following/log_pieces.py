@@ -92,12 +92,14 @@ class ScriptErrors:
     """Tells the errors that end scripts from what a log holds besides.
 
     Attributes:
-        newest: the last lines of the newest error.
+        newest: the last lines of the newest exception; not of what the daemon itself has ended a script with.
     """
 
     def __init__(self) -> None:
         self._inside = False
-        self.newest: deque[str] = deque(maxlen=ERROR_LINES_MAX)
+        self.newest: tuple[str, ...] = ()
+        self._lines: deque[str] = deque(maxlen=ERROR_LINES_MAX)
+        self._is_exception = False
 
     def left_out(self, lines: Iterable[str]) -> list[str]:
         """The lines without those errors; these may begin and end in other calls."""
@@ -106,7 +108,8 @@ class ScriptErrors:
             plain = line.removesuffix(NO_COLOUR)
             if not self._inside and plain.endswith(ERROR_BEGINS):
                 self._inside = True
-                self.newest.clear()
+                self._lines.clear()
+                self._is_exception = False
                 last = plain.removesuffix(ERROR_BEGINS)  # what the script had written of its last line
                 if not last or TORCHS_PREFIX.fullmatch(last):
                     continue
@@ -114,7 +117,11 @@ class ScriptErrors:
             elif self._inside:
                 self._inside = not line.removesuffix(NO_COLOUR).endswith(ERROR_ENDS)
                 if self._inside:
-                    self.newest.append(TORCHS_PREFIX.sub("", line, count=1))
+                    line = TORCHS_PREFIX.sub("", line, count=1)
+                    self._is_exception = self._is_exception if self._lines else line.startswith("Traceback ")
+                    self._lines.append(line)
+                elif self._is_exception:
+                    self.newest = tuple(self._lines)
                 continue
             shown.append(line)
         return shown

@@ -17,7 +17,7 @@ from meshtrain.following.watching import outcome_lines
 from meshtrain.notebook.call import name_of_function, require_cloudpickle
 from meshtrain.notebook.outcome import MeshRun, RunFailed
 from meshtrain.notebook.results import fetch_results
-from meshtrain.notebook.run_view import GivenUp, RunView
+from meshtrain.notebook.run_view import RankGaveUp, RunView
 from meshtrain.notebook.screens import RunScreen, screen_here
 from meshtrain.notebook.session_options import SessionOptions
 from meshtrain.notebook.shipment import Shipment, make_shipment, rehearsal
@@ -40,7 +40,7 @@ class MeshSession:
     """Runs functions on the devices that are linked with this one. Made by `mt.session`; holds nothing open.
 
     Attributes:
-        last: the newest run that has ended well; None before.
+        last: the newest run whose job has ended well, with the results there are; None before.
     """
 
     def __init__(self, options: SessionOptions) -> None:
@@ -109,7 +109,7 @@ class MeshSession:
         follower = Follower(lambda: Client.connect(folder), job, range(len(members)), None, newcomers=True)
         try:
             ended = follower.run(view)
-        except GivenUp as given_up:
+        except RankGaveUp as given_up:
             self._cancel(job, now=True)
             raise self._failure(name, given_up.job, given_up.rank, follower) from None
         except LostSight as error:
@@ -122,17 +122,21 @@ class MeshSession:
         with self._connected() as client:
             results, missing = fetch_results(client, ended)
         lines = outcome_lines(ended)
+        self.last = MeshRun(job, results, missing, view.curves.points, lines[0])
+        for report in ended.ranks:  # it was to be started again when the others were through
+            if report.failure is not None and report.rank in missing and follower.error_of(report.rank):
+                raise self._failure(name, ended, report.rank, follower)
         for line in lines:
             screen.say(line)
         for rank, why in missing.items():
             screen.say(f"note: no result of {name_of(ended, rank)}: {printable(why)}")
-        self.last = MeshRun(job, results, missing, view.curves.points, lines[0])
         return self.last
 
     @staticmethod
     def _failure(name: str, job: JobSummary, rank: int | None, follower: Follower) -> RunFailed:
         """What is raised here for how the job has ended."""
-        told = [script_text(text) for text in failures(job)] or outcome_lines(job)
+        of_scripts = job.state not in (JobState.CANCELLED, JobState.LOST)
+        told = [script_text(text) for text in failures(job)] if of_scripts else outcome_lines(job)
         told.sort(key=lambda text: text.startswith("error: "))  # what is of no device may follow from what is
         trace = "" if rank is None else follower.error_of(rank)
         where = "" if rank is None or not trace else f"On {name_of(job, rank)}, rank {rank}:\n{trace}"

@@ -12,7 +12,7 @@ from meshwire.messages.job import JobSummary
 LOG_LINES_MAX = 2000  # in one cell
 
 
-class GivenUp(Exception):
+class RankGaveUp(Exception):
     """The function has failed on a device for good; the others would go on without it, and without its result."""
 
     def __init__(self, job: JobSummary, rank: int) -> None:
@@ -36,7 +36,7 @@ class RunView:
         self._job = ""
 
     def status(self, job: JobSummary) -> None:
-        """Shows where it stands. Raises GivenUp."""
+        """Shows where it stands. Raises RankGaveUp."""
         self._job = job.job
         if self.curves.look(job):
             self._svg = curves_svg(job.name, self.curves.points)
@@ -45,7 +45,7 @@ class RunView:
             self.say(line)
         for report in job.ranks:
             if report.failure is not None and report.part == "forwards":
-                raise GivenUp(job, report.rank)
+                raise RankGaveUp(job, report.rank)
 
     def lines(self, rank: int, lines: Sequence[str]) -> None:
         """Shows log lines of one rank, as many as a cell bears."""

@@ -128,12 +128,8 @@ def test_results_come_back_by_rank_and_logs_are_shown(daemon: Daemon, capsys: py
     assert 'src="data:image/svg+xml;base64,' in run.plot()._repr_html_()
     shown = capsys.readouterr()
     assert shown.out == "[1 bert] hello\n"
-    for line in (
-        "2 devices: anna and bert",
-        "sending files to bert (50%)",
-        f"job {JOB} runs _lambda_ on anna and bert",
-    ):
-        assert line in shown.err
+    told = ("2 devices: anna and bert", "sending files to bert (50%)", f"job {JOB} runs _lambda_ on anna and bert")
+    assert all(line in shown.err for line in told)
     (body,) = daemon.submitted()
     assert (body.peers, body.sync, body.codec, body.name) == (2, "bsp", None, "_lambda_")
     assert daemon.files >= {"mesh_run.py", "mesh_run.call"}
@@ -170,6 +166,21 @@ def test_what_fails_on_one_device_for_good_ends_the_run(daemon: Daemon) -> None:
     with pytest.raises(RunFailed, match="error on bert: In"):
         opened(daemon).run(print)
     assert daemon.endpoint.of_type(Cancel) == [Cancel(job=JOB, now=True)]
+
+
+def test_what_has_failed_when_the_others_are_through_is_raised_too(daemon: Daemon) -> None:
+    """It was started again, and they did not wait. A process that was killed is a loss, and no error of it."""
+    del daemon.results[1]
+    daemon.logs[1] = FAILED + f"{ERROR_BEGINS}\nthe daemon ends this script\n{ERROR_ENDS}\n"
+    daemon.end = summary(ranks=(report(0, exit_code=0), report(1, failure=WHY, restarts=1)))
+    mesh = opened(daemon)
+    with pytest.raises(RunFailed, match="error on bert: In") as raised:
+        mesh.run(print)
+    assert raised.value.remote_traceback.endswith("ValueError: boom")
+    assert mesh.last is not None
+    assert mesh.last.results == {0: "of anna"}
+    daemon.logs[1] = f"{ERROR_BEGINS}\nthe daemon ends this script\n{ERROR_ENDS}\n"
+    assert mesh.run(print).results == {0: "of anna"}
 
 
 def test_a_run_that_somebody_cancels_elsewhere_has_failed(daemon: Daemon) -> None:
@@ -227,6 +238,8 @@ def test_a_cell_has_one_display_that_is_updated(monkeypatch: pytest.MonkeyPatch)
             shown.append(("update", data))
 
     def display(data: dict[str, str], *, raw: bool, display_id: bool) -> Handle:
+        assert raw
+        assert display_id
         shown.append(("display", data))
         return Handle()
 
