@@ -198,7 +198,7 @@ def run_all(python: Path, note: str, *, suite: bool) -> VersionRun:
         "mt.prepare": lambda: run_tests(python, "tests/train"),
         "groups": lambda: run_tests(python, "-n2", "tests/torch_backend"),
         "torch's suite": lambda: run_suite(python, () if suite else SLICE),
-        "real jobs": lambda: run_tests(python, "-n0", "-m", "slow", *REAL_JOBS),
+        "real jobs": lambda: run_tests(python, "-n0", "-m", "slow", "-k", "not own_suite", *REAL_JOBS),
         "demo": lambda: run_demo(python),
     }
     for name, part in parts.items():

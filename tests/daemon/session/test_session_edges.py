@@ -439,7 +439,7 @@ async def test_a_script_that_is_started_again_and_fails_otherwise_is_told_with_i
     session._node = cast(Any, SimpleNamespace(name="bert"))
     session._learners = LearnerSupervisor(session._node, session.job, 1)
     session._metrics = MetricsKeeper({})
-    session.group = cast(Any, SimpleNamespace(used=False, loss=None))
+    session.group = cast(Any, SimpleNamespace(used=False, loss=None, survives_losses=False))
     session._why_ended = None
     session._failed_elsewhere = {}
     session.learner = cast(Any, SimpleNamespace(rounds=None, requests=None))
@@ -490,7 +490,7 @@ async def test_the_job_ends_where_all_scripts_are_given_up_and_all_are_out(canno
     session._learners = LearnerSupervisor(session._node, session.job, 1)
     session._metrics = MetricsKeeper({})
     session._tasks = TaskSet("job x", session._task_failed)
-    session.group = cast(Any, SimpleNamespace(used=False, loss=None))
+    session.group = cast(Any, SimpleNamespace(used=False, loss=None, survives_losses=False))
     session._why_ended = None
     session.learner = cast(Any, SimpleNamespace(rounds=None, requests=None))
     session.tell_report = lambda: None  # type: ignore[method-assign]
