@@ -57,7 +57,7 @@ CUDA. With the others this was run, on Linux x86-64, two cores:
 MIXED = """
 Why: Muon comes with torch 2.9, and where it is missing `--sync muloco` is refused by name. With 2.6.0 and 2.9.1 the
 ten of torch's suite miss their marks in the profiler, which are lost where they end in another thread; what is
-exchanged is right. `test_ddp_logging_data_cpu` compares the backend's name with "gloo".
+exchanged is right. `test_ddp_logging_data_cpu` compares the backend's name with "gloo". Of the real jobs one was that slice of the suite.
 
 Going on with those that are left (`enable_reconfigure=True`) is torch's from 2.14 on, and was run with it; with the
 others by what torch would call.
@@ -70,12 +70,14 @@ version may compute another last bit than that of another. Replicas of mt.prepar
 is named and loads the others' state, which costs time whenever it happens. With torch.distributed nothing compares
 the ranks' weights, as with gloo. `enable_reconfigure` needs 2.14 on all.
 
-Run by hand, 2.13.0 on one daemon and 2.14.1 on another:
+Run by hand, 2.13.0 on two daemons and 2.14.1 on a third:
 
 | script | what came of it |
 |---|---|
-| mt.prepare, SGD, 120 rounds | succeeded; compared after every second round, always bit-equal |
+| mt.prepare, SGD, 160 rounds | succeeded; replicas compared after each round, always bit-equal |
 | DDP, SGD | succeeded; the ranks' weights bit-equal |
+| ZeRO-1, PowerSGD and fp16 hooks, Join | succeeded; results as in one process |
+| FSDP2, DTensor, distributed checkpoints; minGPT | succeeded; results as they should be |
 """
 
 
