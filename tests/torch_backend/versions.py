@@ -57,7 +57,8 @@ CUDA. With the others this was run, on Linux x86-64, two cores:
 MIXED = """
 Why: Muon comes with torch 2.9, and where it is missing `--sync muloco` is refused by name. With 2.6.0 and 2.9.1 the
 ten of torch's suite miss their marks in the profiler, which are lost where they end in another thread; what is
-exchanged is right. `test_ddp_logging_data_cpu` compares the backend's name with "gloo". Of the real jobs one was that slice of the suite.
+exchanged is right. `test_ddp_logging_data_cpu` compares the backend's name with "gloo". Of the real jobs one was that
+slice of the suite.
 
 Going on with those that are left (`enable_reconfigure=True`) is torch's from 2.14 on, and was run with it; with the
 others by what torch would call.
