@@ -68,7 +68,9 @@ class GroupRelay:
         self._links = links
         self._store = KeyValueStore()
         self._learner: Outlet | None = None
-        self._early: deque[tuple[Header, memoryview | None]] = deque()  # came before the learner here has called
+        self._early: deque[tuple[Header, memoryview | None]] = (
+            deque()
+        )  # came before the learner here has begun: first it is welcomed
         self._inbound_bytes: dict[int, int] = {}  # of those, by rank
         self._outlets: dict[int, Outlet] = {}
         self._places: dict[int, memoryview] = {}  # of the frame that is being received, by rank; -1: the learner's
@@ -91,10 +93,6 @@ class GroupRelay:
         self._learner = Outlet(connection)
         self._instance = 0
         self.used = True
-        for header, payload in self._early:
-            self._learner.put(header, payload)
-        self._early.clear()
-        self._inbound_bytes.clear()
         return GroupWelcome(spec=self._job.spec, rank=self._job.rank, members=self._job.members)
 
     def is_over(self, connection: Connection) -> bool:
@@ -105,6 +103,11 @@ class GroupRelay:
         """The ranks have agreed on the instance of their world, or will by themselves."""
         self._instance = body.instance
         self.survives_losses = body.survives_losses
+        assert self._learner is not None
+        for header, payload in self._early:
+            self._learner.put(header, payload)
+        self._early.clear()
+        self._inbound_bytes.clear()
 
     def learner_lost(self, connection: Connection) -> None:
         """Its socket has closed: the others are told behind all that it has sent them."""
@@ -176,9 +179,9 @@ class GroupRelay:
             step=header.step,
             contributors=1 << rank,
         )
-        if self._learner is not None:
+        if self._learner is not None and self._instance:
             self._learner.put(incoming, payload)
-        elif header.step != GROUP_ENDS:
+        elif self._learner is not None or header.step != GROUP_ENDS:
             self._early.append((incoming, payload))
             self._inbound_bytes[rank] = self._inbound_bytes.get(rank, 0) + header.payload_bytes
 
