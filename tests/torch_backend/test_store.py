@@ -184,6 +184,28 @@ def test_a_lost_link_and_a_learner_that_leaves_are_told() -> None:
         desk.relay.attach(cast(Any, End()))
 
 
+def test_nothing_comes_before_the_welcome() -> None:
+    """Of a process that has ended there may be frames yet, when the next one calls: they are no answer to its call."""
+    desk = Desk()
+    desk.hear(1, b"before")
+    desk.relay.attach(cast(Any, desk.learner))
+    desk.hear(2, b"between")
+    assert not desk.learner.sent
+    desk.relay.begin(GroupBegin(instance=5))
+    assert [payload for _, payload in desk.learner.sent] == [b"before", b"between"]
+
+
+def test_a_script_says_whether_it_survives_losses() -> None:
+    """P8: its end is told by the number of its process."""
+    desk = Desk()
+    desk.attach()
+    assert not desk.relay.survives_losses
+    desk.relay.begin(GroupBegin(instance=9, survives_losses=True))
+    assert desk.relay.survives_losses
+    desk.relay.learner_lost(cast(Any, desk.learner))
+    assert [header.round for link in desk.links.values() for header, _ in link.sent] == [9, 9]
+
+
 def test_a_second_connection_is_refused_while_there_is_one() -> None:
     desk = Desk()
     desk.attach()

@@ -21,6 +21,7 @@ import tempfile
 import time
 import tomllib
 import venv
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -54,6 +55,14 @@ CUDA. With the others this was run, on Linux x86-64, two cores:
 """
 
 MIXED = """
+Why: Muon comes with torch 2.9, and where it is missing `--sync muloco` is refused by name. With 2.6.0 and 2.9.1 the
+ten of torch's suite miss their marks in the profiler, which are lost where they end in another thread; what is
+exchanged is right. `test_ddp_logging_data_cpu` compares the backend's name with "gloo". Of the real jobs one was that
+slice of the suite.
+
+Going on with those that are left (`enable_reconfigure=True`) is torch's from 2.14 on, and was run with it; with the
+others by what torch would call.
+
 ## Several versions in one job
 
 `submit` names it ("torch differs: 2.13.0+cpu on anna, 2.14.1 on bert; ...") and goes on. Nothing that travels is
@@ -62,10 +71,14 @@ version may compute another last bit than that of another. Replicas of mt.prepar
 is named and loads the others' state, which costs time whenever it happens. With torch.distributed nothing compares
 the ranks' weights, as with gloo. `enable_reconfigure` needs 2.14 on all.
 
-Run by hand, 2.13.0 and 2.14.1 in turn on three daemons:
+Run by hand, 2.13.0 on two daemons and 2.14.1 on a third:
 
 | script | what came of it |
 |---|---|
+| mt.prepare, SGD, 160 rounds | succeeded; replicas compared after each round, always bit-equal |
+| DDP, SGD | succeeded; the ranks' weights bit-equal |
+| ZeRO-1, PowerSGD and fp16 hooks, Join | succeeded; results as in one process |
+| FSDP2, DTensor, distributed checkpoints; minGPT | succeeded; results as they should be |
 """
 
 
@@ -101,15 +114,14 @@ class VersionRun:
 
     def json(self) -> str:
         """As the page keeps it."""
-        return json.dumps(asdict(self), sort_keys=True)
+        return json.dumps(asdict(self))
 
     @classmethod
     def load(cls, text: str) -> "VersionRun":
         """Of `json`."""
         values = json.loads(text)
-        results = {
-            name: CheckResult(**{**each, "names": tuple(each["names"])}) for name, each in values["results"].items()
-        }
+        given = values["results"]
+        results = {name: CheckResult(**{**each, "names": tuple(each["names"])}) for name, each in given.items()}
         return cls(**{**values, "results": results})
 
 
@@ -158,7 +170,10 @@ def run_tests(python: Path, *arguments: str) -> CheckResult:
         sys.stderr.write(said[-2000:])
         names = [f"pytest {' '.join(arguments)}: exit code {code}"]
     return CheckResult(
-        len(cases) - len(failed) - len(skipped), len(names), time.monotonic() - began_s, tuple(sorted(set(names)))
+        len(cases) - len(failed) - len(skipped),
+        len(names),
+        round(time.monotonic() - began_s),
+        tuple(sorted(set(names))),
     )
 
 
@@ -170,9 +185,9 @@ def run_suite(python: Path, names: Sequence[str]) -> CheckResult:
     counted = re.search(r"^torch \S+ world \d+: (\{.*\})$", said, re.MULTILINE)
     if counted is None:
         sys.stderr.write(said[-2000:])
-        return CheckResult(0, 1, time.monotonic() - began_s, ("the suite did not end",))
+        return CheckResult(0, 1, round(time.monotonic() - began_s), ("the suite did not end",))
     counts = ast.literal_eval(counted[1])
-    return CheckResult(counts.get("pass", 0), len(failed), time.monotonic() - began_s, failed)
+    return CheckResult(counts.get("pass", 0), len(failed), round(time.monotonic() - began_s), failed)
 
 
 def run_demo(python: Path) -> CheckResult:
@@ -182,7 +197,7 @@ def run_demo(python: Path) -> CheckResult:
     if code:
         sys.stderr.write(said[-2000:])
     names = (f"exit code {code}",) if code else ()
-    return CheckResult(int(not code), int(bool(code)), time.monotonic() - began_s, names)
+    return CheckResult(int(not code), int(bool(code)), round(time.monotonic() - began_s), names)
 
 
 def run_all(python: Path, note: str, *, suite: bool) -> VersionRun:
@@ -198,7 +213,7 @@ def run_all(python: Path, note: str, *, suite: bool) -> VersionRun:
         "mt.prepare": lambda: run_tests(python, "tests/train"),
         "groups": lambda: run_tests(python, "-n2", "tests/torch_backend"),
         "torch's suite": lambda: run_suite(python, () if suite else SLICE),
-        "real jobs": lambda: run_tests(python, "-n0", "-m", "slow", *REAL_JOBS),
+        "real jobs": lambda: run_tests(python, "-n0", "-m", "slow", "-k", "not own_suite", *REAL_JOBS),
         "demo": lambda: run_demo(python),
     }
     for name, part in parts.items():
@@ -207,6 +222,14 @@ def run_all(python: Path, note: str, *, suite: bool) -> VersionRun:
         sys.stdout.write(f"torch {one.torch}, {name}: {result.text} in {result.seconds:.0f} s{failed}\n")
         sys.stdout.flush()
     return one
+
+
+def in_short(names: Sequence[str]) -> list[str]:
+    """Tests that failed; of one file with many of them how many."""
+    files = Counter(name.partition("::")[0] for name in names if "::" in name)
+    many = {name for name, count in files.items() if count > 2}
+    few = [name for name in names if name.partition("::")[0] not in many]
+    return [*(f"{files[name]} of {name}" for name in sorted(many)), *few]
 
 
 def page(runs: Sequence[VersionRun]) -> str:
@@ -222,7 +245,7 @@ def page(runs: Sequence[VersionRun]) -> str:
         lines.append(f"| {one.torch} | {one.python} | {' | '.join(cells)} | {one.date} |")
     lines += ["", "What failed, and how torch was installed:", ""]
     for one in runs:
-        failed = [f"{what}: {', '.join(part.names)}" for what, part in one.results.items() if part.names]
+        failed = [f"{what}: {', '.join(in_short(part.names))}" for what, part in one.results.items() if part.names]
         told = "; ".join([*([one.note] if one.note else []), *(failed or ["nothing failed"])])
         lines.append(f"- **{one.torch}**: {told}.")
     return "\n".join([*lines, MIXED, *(f"<!-- {one.json()} -->" for one in runs)]) + "\n"

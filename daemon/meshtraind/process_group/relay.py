@@ -79,7 +79,9 @@ class GroupRelay:
         self._links = links
         self._store = KeyValueStore()
         self._learner: Outlet | None = None
-        self._early: deque[tuple[Header, memoryview | None]] = deque()  # came before the learner here has called
+        self._early: deque[tuple[Header, memoryview | None]] = (
+            deque()
+        )  # came before the learner here has begun: first it is welcomed
         self._inbound_bytes: dict[int, int] = {}  # of those, by rank
         self._outlets: dict[int, Outlet] = {}
         self._places: dict[int, memoryview] = {}  # of the frame that is being received, by rank; -1: the learner's
@@ -123,10 +125,6 @@ class GroupRelay:
         self._instance = 0
         self._ending = self._disturbed = None
         self.used = self._made = True
-        for header, payload in self._early:
-            self._learner.put(header, payload)
-        self._early.clear()
-        self._inbound_bytes.clear()
         return GroupWelcome(spec=self._job.spec, rank=self.place, members=self.members)
 
     @property
@@ -147,6 +145,11 @@ class GroupRelay:
         self._instance = body.instance
         self.survives_losses = body.survives_losses
         self._left.clear()
+        assert self._learner is not None
+        for header, payload in self._early:
+            self._learner.put(header, payload)
+        self._early.clear()
+        self._inbound_bytes.clear()
 
     def learner_lost(self, connection: Connection) -> None:
         """Its socket has closed: the others are told behind all that it has sent them."""
@@ -229,9 +232,9 @@ class GroupRelay:
         )
         if header.step == GROUP_ENDS and header.round == self._instance:
             self._left.add(rank)
-        if self._learner is not None:
+        if self._learner is not None and self._instance:
             self._learner.put(incoming, payload)
-        elif header.step != GROUP_ENDS:
+        elif self._learner is not None or header.step != GROUP_ENDS:
             self._early.append((incoming, payload))
             self._inbound_bytes[rank] = self._inbound_bytes.get(rank, 0) + header.payload_bytes
 
