@@ -1,5 +1,6 @@
 """Where a run is shown: below the cell of a notebook, drawn anew in place; or as lines of text, anywhere else."""
 
+import importlib
 import sys
 import time
 from html import escape
@@ -57,8 +58,7 @@ class CellScreen(TextScreen):
 
     def show(self, line: str, svg: str | None) -> None:
         """Draws the display anew."""
-        from IPython.display import display
-
+        display: Any = importlib.import_module("IPython.display").display  # which a kernel has
         picture = image(svg) if svg is not None else ""
         shown = {"text/plain": line, "text/html": f'<pre style="margin:0">{escape(line)}</pre>{picture}'}
         if self._handle is None:

@@ -66,7 +66,14 @@ def test_a_models_state_can_be_loaded() -> None:
 
 
 def test_arrays_and_numbers_of_numpy_keep_their_kind() -> None:
-    given = [np.eye(3)[:, ::-1], np.zeros((0, 2), np.int8), np.array(3), np.float32(1.5), np.int64(-4), np.float64(0.1)]
+    given: list[Any] = [
+        np.eye(3)[:, ::-1],
+        np.zeros((0, 2), np.int8),
+        np.array(3),
+        np.float32(1.5),
+        np.int64(-4),
+        np.float64(0.1),
+    ]
     for value, back in zip(given, unpack_value(pack_value(given)), strict=True):
         assert type(back) is type(value)
         assert back.dtype == value.dtype
