@@ -65,7 +65,7 @@ class Operation:
     def send(self, peer: int, tensor: torch.Tensor) -> MessageTransfer:
         """Sends the values of a contiguous tensor, which stay unchanged until the transfer has ended."""
         rank = self.members.ranks[peer]
-        transfer = self.members.relay.send(rank, self._channel, self._sent[peer], as_bytes(tensor))
+        transfer = self.members.relay.send(rank, self._channel, self._sent[peer], as_bytes(tensor), self.members.ranks)
         self._sent[peer] += 1
         self._open.append(transfer)
         return transfer
@@ -73,7 +73,9 @@ class Operation:
     def receive(self, peer: int, tensor: torch.Tensor) -> MessageTransfer:
         """Receives values into a contiguous tensor."""
         rank = self.members.ranks[peer]
-        transfer = self.members.relay.receive(rank, self._channel, self._received[peer], as_bytes(tensor))
+        transfer = self.members.relay.receive(
+            rank, self._channel, self._received[peer], as_bytes(tensor), self.members.ranks
+        )
         self._received[peer] += 1
         self._open.append(transfer)
         return transfer

@@ -20,12 +20,12 @@ from meshtrain.client import Client
 from meshtrain.errors import ConnectionLost
 from meshtrain.train.link.environment import Environment
 from meshwire import limits
-from meshwire.frames.header import GROUP_ENDS, Header, Kind, control_frames
+from meshwire.frames.header import GROUP_BREAKS, GROUP_ENDS, Header, Kind, control_frames
 from meshwire.frames.parser import Broken, ChunkAnnounced, ChunkReceived, ControlReceived, Event, FrameParser
 from meshwire.jobs.lifecycle import job_number
 from meshwire.message_base import Wire
 from meshwire.messages.envelope import Envelope, Failure, Role, decode, encode
-from meshwire.messages.group import GroupBegin, GroupWelcome, MemberLost, SignOfLife, StoreAnswer, StoreAsk
+from meshwire.messages.group import GroupBegin, GroupEnd, GroupWelcome, MemberLost, SignOfLife, StoreAnswer, StoreAsk
 from meshwire.messages.learner import Stop
 from meshwire.messages.link import Refuse
 from meshwire.messages.local import Attach
@@ -67,6 +67,7 @@ class MessageTransfer:
         rank: of the other end; None while a receiver takes any.
         moved: bytes.
         error: why it will not end.
+        among: the ranks of the collective that it belongs to: if one of them is lost, that cannot end.
     """
 
     place: memoryview
@@ -75,6 +76,7 @@ class MessageTransfer:
     index: int
     moved: int = 0
     error: str | None = None
+    among: tuple[int, ...] = ()
     ended: bool = False
     _event: threading.Event = field(default_factory=threading.Event)
 
@@ -147,6 +149,7 @@ class Relay:
         self._offers: dict[MessageAddress, int] = {}
         self._next_in: dict[tuple[int, int], int] = {}  # of point-to-point channels
         self._gone: dict[int, str] = {}  # whose messages end by this error
+        self._failed: dict[int, str] = {}  # of those, who did not leave in order
 
     @classmethod
     def connect(cls, environment: Environment) -> "Relay":
@@ -211,6 +214,7 @@ class Relay:
     def close(self) -> None:
         """Ends the connection; the other ranks hear of it behind all that was sent."""
         with self._lock:
+            self._send_control(Envelope(Role.NOTICE, 0, GroupEnd()))
             self._break("the process group was destroyed")
         try:
             self._stream.shutdown(socket.SHUT_WR)
@@ -249,12 +253,14 @@ class Relay:
 
     # Sending
 
-    def send(self, rank: int, channel: int, index: int, data: memoryview) -> MessageTransfer:
+    def send(
+        self, rank: int, channel: int, index: int, data: memoryview, among: tuple[int, ...] = ()
+    ) -> MessageTransfer:
         """Sends a message; `data` must stay unchanged until it has ended."""
-        transfer = MessageTransfer(data, rank, channel, index)
+        transfer = MessageTransfer(data, rank, channel, index, among=among)
         address = MessageAddress(rank, channel, index)
         with self._lock:
-            if why := self._why_not(rank):
+            if why := self._why_not(rank, among):
                 self._end(transfer, why)
                 return transfer
             size = len(data)
@@ -326,7 +332,9 @@ class Relay:
 
     # Receiving
 
-    def receive(self, rank: int | None, channel: int, index: int | None, place: memoryview) -> MessageTransfer:
+    def receive(
+        self, rank: int | None, channel: int, index: int | None, place: memoryview, among: tuple[int, ...] = ()
+    ) -> MessageTransfer:
         """Receives a message into `place`, of exactly its size.
 
         Args:
@@ -334,7 +342,7 @@ class Relay:
             index: None: the next one of this channel.
         """
         with self._lock:
-            transfer = MessageTransfer(place, rank, channel, -1 if index is None else index)
+            transfer = MessageTransfer(place, rank, channel, -1 if index is None else index, among=among)
             if rank is None:
                 if why := self._broken or self._revoked:
                     self._end(transfer, why)
@@ -361,7 +369,7 @@ class Relay:
             self._unasked[address.rank] -= len(early)
             self._deliver_eager(transfer, address, memoryview(early))
             return
-        if why := self._why_not(address.rank):
+        if why := self._why_not(address.rank, transfer.among):
             self._end(transfer, why)
             return
         self._receiving[address] = transfer
@@ -463,7 +471,7 @@ class Relay:
                 case MemberLost(rank=rank, reason=reason):
                     self._lost[rank] = why = f"{self.name(rank)} is gone: {reason}"
                     if not self._process:
-                        self._peer_gone(rank, why)
+                        self._peer_lost(rank, why)
                     elif rank in self._processes:
                         self._revoke(why)
                 case Stop(reason=reason):
@@ -475,9 +483,9 @@ class Relay:
 
     def _take(self, header: Header, payload: memoryview) -> None:
         rank = header.contributors.bit_length() - 1
-        if header.step == GROUP_ENDS and (self.instance or self._process):
-            why = bytes(payload).decode(errors="replace")
-            self._process_ended(rank, header.round, f"{self.name(rank)} has left the process group: {why}")
+        if header.step in (GROUP_ENDS, GROUP_BREAKS) and (self.instance or self._process):
+            why = f"{self.name(rank)} has left the process group: {bytes(payload).decode(errors='replace')}"
+            self._process_ended(rank, header.round, why, in_order=header.step == GROUP_ENDS)
             return
         if header.round != self.instance:
             if not self.instance or (self._process and header.round not in self._past):
@@ -525,10 +533,10 @@ class Relay:
             case _:
                 raise GroupError(f"{self.name(rank)} sent {what}: versions differ")
 
-    def _process_ended(self, rank: int, process: int, why: str) -> None:
+    def _process_ended(self, rank: int, process: int, why: str, *, in_order: bool) -> None:
         if not self._process:
             if process == self.instance:
-                self._peer_gone(rank, why)
+                (self._peer_gone if in_order else self._peer_lost)(rank, why)
             return
         self._ended[rank] = process, why
         if self._processes.get(rank) == process:
@@ -575,8 +583,9 @@ class Relay:
 
     # Ends
 
-    def _why_not(self, rank: int) -> str | None:
-        return self._broken or self._revoked or self._gone.get(rank)
+    def _why_not(self, rank: int, among: tuple[int, ...] = ()) -> str | None:
+        failed = next((why for each, why in self._failed.items() if each in among), None)
+        return self._broken or self._revoked or failed or self._gone.get(rank)
 
     def _end(self, transfer: MessageTransfer, error: str | None = None) -> None:
         if transfer.ended:
@@ -585,6 +594,19 @@ class Relay:
         transfer.error = error
         transfer.place = memoryview(b"") if error is not None else transfer.place
         transfer._event.set()
+
+    def _peer_lost(self, rank: int, why: str) -> None:
+        """No collective that this rank is in can end, whomever it waits for now."""
+        if rank not in self._gone:
+            self._failed[rank] = why
+        for transfers in (self._receiving, self._offered):
+            for address in [address for address, each in transfers.items() if rank in each.among]:
+                self._end(transfers.pop(address), why)
+        for waiting in self._sending.values():
+            for transfer in [each for each in waiting if rank in each.among]:
+                waiting.remove(transfer)
+                self._end(transfer, why)
+        self._peer_gone(rank, why)
 
     def _peer_gone(self, rank: int, why: str) -> None:
         self._gone.setdefault(rank, why)

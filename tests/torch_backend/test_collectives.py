@@ -9,9 +9,10 @@ import torch
 import torch.distributed as dist
 
 from meshtrain.torch_backend import collectives
-from meshtrain.torch_backend.operation import Operation
+from meshtrain.torch_backend.operation import Members, Operation
 from meshtrain.torch_backend.reductions import TensorReduction
 from meshtrain.torch_backend.relay import GroupError, Relay
+from meshwire.frames.header import GROUP_ENDS, Header, Kind
 from tests.torch_backend.relays import Router, everywhere, relays
 from tests.torch_backend.specs import SPEC
 
@@ -262,3 +263,27 @@ def test_frames_of_another_instance_are_dropped() -> None:
         receiving._event.wait(5.0)
         assert bytes(receiving.place) == b"b"
         assert router
+
+
+def test_a_lost_rank_ends_what_waits_for_another_one() -> None:
+    """P4: rank 0 waits for rank 1, which is there and never sends, for it waits as well. One that has left in order may
+    have done its part."""
+    with relays(3, SPEC) as (made, router):
+        op = Operation(Members(made[0], "world", (0, 1, 2), 0, made[0].instance), 1, "test", 10.0)
+        waiting = op.receive(1, torch.empty(200_000))
+        why = b"its script has ended"
+        ends = Header(Kind.RELAYED, len(why), job=1, round=7, step=GROUP_ENDS, contributors=1 << 2)
+        router.write(0, ends.encode() + why)
+        with pytest.raises(GroupError, match=r"rank 2 \(n2\) has left"):
+            op.wait(op.receive(2, torch.empty(1)))
+        assert not waiting.ended
+    with relays(3, SPEC) as (made, router):
+        op = Operation(Members(made[0], "world", (0, 1, 2), 0, made[0].instance), 1, "test", 10.0)
+        waiting = op.receive(1, torch.empty(200_000))
+        router.lose(0, 2, "the connection broke")
+        with pytest.raises(GroupError, match=r"rank 2 \(n2\) is gone: the connection broke"):
+            op.wait(waiting)
+        with pytest.raises(GroupError, match=r"rank 2 \(n2\) is gone"):
+            op.wait(op.send(1, torch.empty(200_000)))
+        pair = Operation(Members(made[0], "pair", (0, 1), 0, made[0].instance), 1, "test", 10.0)
+        assert not pair.receive(1, torch.empty(200_000)).ended, "a group without it goes on"

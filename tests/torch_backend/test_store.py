@@ -10,7 +10,7 @@ from meshtraind.process_group.relay import GroupRelay
 from meshtraind.process_group.store import KeyValueStore
 from meshtraind.transport.requests import RequestFailed
 from meshwire import limits
-from meshwire.frames.header import GROUP_ENDS, Header, Kind
+from meshwire.frames.header import GROUP_BREAKS, GROUP_ENDS, Header, Kind
 from meshwire.messages.group import GroupBegin, MemberLost, StoreAnswer, StoreAsk
 from meshwire.messages.job import Member
 from tests.torch_backend.specs import SPEC
@@ -179,7 +179,7 @@ def test_a_lost_link_and_a_learner_that_leaves_are_told() -> None:
     assert not desk.learner.sent, "nothing more comes from it"
     desk.relay.learner_lost(cast(Any, desk.learner))
     (header, why), *others = desk.links[2].sent
-    assert (header.step, header.round, why.decode(), others) == (GROUP_ENDS, 5, desk.relay.loss, [])
+    assert (header.step, header.round, why.decode(), others) == (GROUP_BREAKS, 5, desk.relay.loss, [])
     with pytest.raises(RequestFailed, match=r"rank 1 \(n1\) is gone"):
         desk.relay.attach(cast(Any, End()))
 
@@ -204,6 +204,15 @@ def test_a_script_says_whether_it_survives_losses() -> None:
     assert desk.relay.survives_losses
     desk.relay.learner_lost(cast(Any, desk.learner))
     assert [header.round for link in desk.links.values() for header, _ in link.sent] == [9, 9]
+
+
+def test_who_leaves_in_order_says_so_first() -> None:
+    """P4: of one that does not, no collective is waited for any more."""
+    desk = Desk()
+    desk.attach()
+    desk.relay.leaves()
+    desk.relay.learner_lost(cast(Any, desk.learner))
+    assert [header.step for header, _ in desk.links[1].sent] == [GROUP_ENDS]
 
 
 def test_a_second_connection_is_refused_while_there_is_one() -> None:

@@ -19,7 +19,7 @@ from meshtraind.trust.learner_tokens import LearnerTokens
 from meshwire import limits
 from meshwire.frames.header import WIRE_VERSION, Header
 from meshwire.message_base import Wire
-from meshwire.messages.group import GroupBegin, SignOfLife, StoreAsk
+from meshwire.messages.group import GroupBegin, GroupEnd, SignOfLife, StoreAsk
 from meshwire.messages.learner import LEARNER_ASKS, LEARNER_TELLS
 from meshwire.messages.local import Attach
 
@@ -158,7 +158,7 @@ class _Guard:
 
 _SAYS: dict[str, tuple[tuple[type[Wire], ...], tuple[type[Wire], ...]]] = {
     "learner": (LEARNER_ASKS, LEARNER_TELLS),
-    "group": ((StoreAsk,), (GroupBegin, SignOfLife)),
+    "group": ((StoreAsk,), (GroupBegin, GroupEnd, SignOfLife)),
 }
 
 

@@ -16,7 +16,7 @@ from meshtraind.transport.connection import Connection, Emit, RequestFailed
 from meshwire.frames.header import Header
 from meshwire.message_base import Wire
 from meshwire.messages.envelope import Done
-from meshwire.messages.group import GroupBegin, SignOfLife, StoreAsk
+from meshwire.messages.group import GroupBegin, GroupEnd, SignOfLife, StoreAsk
 from meshwire.messages.job import Fetch, Found, ListCheckpoints, ListOutputs
 from meshwire.messages.link import LinkedDevices
 from meshwire.messages.local import (
@@ -98,6 +98,10 @@ class LocalHandler:
         if isinstance(body, GroupBegin):
             if (of_group := self._group_of(conn)) is not None:
                 of_group.group.begin(body)
+            return
+        if isinstance(body, GroupEnd):
+            if (of_group := self._group_of(conn)) is not None:
+                of_group.group.leaves()
             return
         if isinstance(body, SignOfLife):
             return  # that it has come says it all

@@ -12,7 +12,7 @@ from meshtraind.storage.job_record import Job
 from meshtraind.transport.connection import Connection
 from meshtraind.transport.requests import ConnectionEnded, RequestFailed
 from meshwire import limits
-from meshwire.frames.header import GROUP_ENDS, Header, Kind
+from meshwire.frames.header import GROUP_BREAKS, GROUP_ENDS, Header, Kind
 from meshwire.jobs.lifecycle import job_number
 from meshwire.messages.group import GroupBegin, GroupWelcome, GroupWorld, MemberLost, StoreAnswer, StoreAsk
 from meshwire.messages.job import Member
@@ -89,6 +89,7 @@ class GroupRelay:
         self._left: set[int] = set()  # ranks whose learners have left the instance of now
         self._instance = 0
         self._ending: str | None = None
+        self._leaves = False  # it has said so
         self._disturbed: bool | None = None  # when the learner here has left; None: it has not
         self.used = used
         self.exchanged = used
@@ -124,6 +125,7 @@ class GroupRelay:
         self._learner = Outlet(connection)
         self._instance = 0
         self._ending = self._disturbed = None
+        self._leaves = False
         self.used = self._made = True
         return GroupWelcome(spec=self._job.spec, rank=self.place, members=self.members)
 
@@ -151,6 +153,10 @@ class GroupRelay:
         self._early.clear()
         self._inbound_bytes.clear()
 
+    def leaves(self) -> None:
+        """The learner's socket is about to close in order."""
+        self._leaves = True
+
     def learner_lost(self, connection: Connection) -> None:
         """Its socket has closed: the others are told behind all that it has sent them."""
         if self._learner is None or connection is not self._learner.end:
@@ -160,8 +166,9 @@ class GroupRelay:
         self._disturbed = bool(self._lost or self._left)  # whoever leaves later does so for the sake of this one
         self._places.pop(-1, None)
         if self._instance:
-            why = memoryview((self._ending or self.loss or "its script has ended, or destroyed it").encode())
-            last = self._header(len(why), self._instance, step=GROUP_ENDS)
+            left = "its script has ended, or destroyed it" if self._leaves else "its process was lost"
+            why = memoryview((self._ending or self.loss or left).encode())
+            last = self._header(len(why), self._instance, step=GROUP_ENDS if self._leaves else GROUP_BREAKS)
             for rank in self.ranks:
                 if rank != self._job.rank:
                     self._put(rank, last, why)
@@ -230,11 +237,11 @@ class GroupRelay:
             step=header.step,
             contributors=1 << self.ranks.index(rank),
         )
-        if header.step == GROUP_ENDS and header.round == self._instance:
+        if header.step in (GROUP_ENDS, GROUP_BREAKS) and header.round == self._instance:
             self._left.add(rank)
         if self._learner is not None and self._instance:
             self._learner.put(incoming, payload)
-        elif self._learner is not None or header.step != GROUP_ENDS:
+        elif self._learner is not None or header.step not in (GROUP_ENDS, GROUP_BREAKS):
             self._early.append((incoming, payload))
             self._inbound_bytes[rank] = self._inbound_bytes.get(rank, 0) + header.payload_bytes
 

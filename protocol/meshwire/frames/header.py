@@ -9,7 +9,8 @@ from meshwire import limits
 MAGIC = b"MESH"
 WIRE_VERSION = 18
 RESERVED = bytes(4)
-GROUP_ENDS = 1  # `step` of the last relayed frame of a process group
+GROUP_ENDS = 1  # `step` of the last relayed frame of a process group that a rank leaves
+GROUP_BREAKS = 2  # the same, of one whose process was lost
 _VERSION_AT = len(MAGIC)
 
 # magic, version, kind, flags | job | generation | round, program step, bucket | first segment, segment count |
@@ -43,7 +44,7 @@ _NAME_OF = {Kind.CONTROL: "control frame", Kind.CHUNK: "chunk", Kind.RELAYED: "r
 class Header:
     """One frame's header. Control frames use `job`, `generation`, `complete`, `payload_bytes` and `flags` only; relayed
     ones `job`, `generation` (between daemons, of a job that restarts its scripts: in which their world began), `round`
-    (their process group), `step` (GROUP_ENDS: no other follows, and the payload says why),
+    (their process group), `step` (GROUP_ENDS, GROUP_BREAKS: no other follows, and the payload says why),
     `contributors` and `payload_bytes`.
 
     Attributes:

@@ -84,6 +84,11 @@ class GroupBegin(Wire):
     survives_losses: bool = False
 
 
+@message("group.end")
+class GroupEnd(Wire):
+    """Notice to the daemon: the process leaves the group in order. One that is lost does not say so."""
+
+
 @message("group.alive")
 class SignOfLife(Wire):
     """Notice to the learner, several times within a patience, which sends it back at once, whatever its script does."""
