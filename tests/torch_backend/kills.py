@@ -28,6 +28,7 @@ from meshtraind.storage.cleanup import DATA, SOURCE, STATE
 from meshtraind.storage.fetch import log_path
 from meshwire.jobs.lifecycle import TERMINAL_STATES
 from meshwire.messages.job import JobSummary
+from tests.bench.soak import interruptible
 from tests.daemon import realjobs as jobs
 from tests.lab.chaosmesh import ChaosDaemon, ChaosMesh
 
@@ -240,7 +241,7 @@ def main() -> int:
     arguments.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
     asked = arguments.parse_args()
     kills = done_before(asked.log)[: asked.count]
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as temporary:
+    with interruptible(), tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as temporary:
         os.environ["TMPDIR"] = temporary  # of the daemons, and their learners
         with ChaosMesh(3, patience_s=PATIENCE_S) as mesh:
             open_ = Descriptors()
