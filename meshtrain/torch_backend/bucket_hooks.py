@@ -67,6 +67,9 @@ def _hook(codec: CodecSpec) -> Any:
     return default_hooks.fp16_compress_wrapper(hook) if codec.choice("values") == "fp16" else hook
 
 
-def _bf16_hook(state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+def _bf16_hook(
+    state: Any,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]  # DDP looks at this annotation
+) -> torch.futures.Future[torch.Tensor]:
     """torch's, under another name: by that one DDP refuses it beside any backend but NCCL."""
     return default_hooks.bf16_compress_hook(state, bucket)
