@@ -12,6 +12,7 @@ from meshtraind.jobs.file_intake import Intake
 from meshtraind.jobs.registry import JobRegistry
 from meshtraind.jobs.revival import Revivals
 from meshtraind.jobs.way_back import WayBack
+from meshtraind.learner.own_groups import free_port
 from meshtraind.learner.software import installed_anew
 from meshtraind.learner.supervisor import PROGRESS_ROUNDS, pause_s
 from meshtraind.peers.node import Node
@@ -535,9 +536,15 @@ class Admission:
                 )
             if link.hello.incarnation != member.incarnation:
                 return Promise(refusal=f"{member.name} was restarted meanwhile; submit again")
+        port = None
+        if job.spec.engine == "torchrun" and job.rank == 0:
+            try:
+                port = free_port()
+            except OSError as error:
+                return Promise(refusal=f"it has no port for the scripts to meet on: {error}")
         self._promised[generation.job] = generation
         self._tasks.spawn(self._await_commit(job), f"commit of {generation.job}")
-        return Promise(refusal=None)
+        return Promise(refusal=None, port=port)
 
     def _why_not_enter(self, job: Job, generation: Generation) -> str | None:
         if job.entry_mode is not EntryMode.REVIVAL:  # who submits a job need not be in it
@@ -563,6 +570,7 @@ class Admission:
         """Takes the second phase of a start: the generation is entered."""
         generation = self._promised.get(commit.job)
         if generation is not None and generation.hash64() == commit.generation:
+            self._registry.jobs[commit.job].port = commit.port
             self.begin(commit.job)
         elif self._registry.session(commit.job) is None:
             log.warning("commit of job %s does not match what was promised; ignored", commit.job)
