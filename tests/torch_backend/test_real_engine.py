@@ -1,4 +1,4 @@
-"""P9 on real daemons: scripts that torch's own gloo carries the gradients of, and what of a job is still the daemons'."""
+"""P9 on real daemons: torch's own gloo carries the gradients, and the daemons do all else."""
 
 import os
 import signal

@@ -515,9 +515,13 @@ class Admission:
         if submission is not None:
             submission.files_progress(device, report)
 
-    def prepared(self, generation: Generation) -> Promise:
+    def prepared(self, generation: Generation, port: int | None = None) -> Promise:
         """Answers the first phase of a start: promises to enter the generation, unless this member could not work in it
-        (G7)."""
+        (G7).
+
+        Args:
+            port: on which the script of rank 0 listens, as that one has promised (P9).
+        """
         job = self._registry.jobs.get(generation.job)
         if job is None or job.state is not JobState.READY:
             return Promise(refusal=f"job {generation.job} is not ready there")
@@ -536,15 +540,14 @@ class Admission:
                 )
             if link.hello.incarnation != member.incarnation:
                 return Promise(refusal=f"{member.name} was restarted meanwhile; submit again")
-        port = None
-        if job.spec.engine == "torchrun" and job.rank == 0:
+        if job.spec.engine == "torchrun":
             try:
-                port = free_port()
+                job.port = free_port() if job.rank == 0 else port
             except OSError as error:
                 return Promise(refusal=f"it has no port for the scripts to meet on: {error}")
         self._promised[generation.job] = generation
         self._tasks.spawn(self._await_commit(job), f"commit of {generation.job}")
-        return Promise(refusal=None, port=port)
+        return Promise(refusal=None, port=job.port)
 
     def _why_not_enter(self, job: Job, generation: Generation) -> str | None:
         if job.entry_mode is not EntryMode.REVIVAL:  # who submits a job need not be in it
@@ -570,7 +573,6 @@ class Admission:
         """Takes the second phase of a start: the generation is entered."""
         generation = self._promised.get(commit.job)
         if generation is not None and generation.hash64() == commit.generation:
-            self._registry.jobs[commit.job].port = commit.port
             self.begin(commit.job)
         elif self._registry.session(commit.job) is None:
             log.warning("commit of job %s does not match what was promised; ignored", commit.job)

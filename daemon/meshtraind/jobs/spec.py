@@ -42,8 +42,8 @@ def check_settings(body: Submit, *, unequal_peers: bool) -> SyncSettings:
 
 
 NOT_BY_TORCHRUN = (
-    "--engine torchrun starts the scripts as torchrun does, and gloo carries what they exchange: exactly, in step, on the "
-    "devices that begin, without anything that is saved or begun again by the daemons"
+    "--engine torchrun starts the scripts as torchrun does, and gloo carries what they exchange: exactly, in step, on "
+    "the devices that begin, without anything that is saved or begun again by the daemons"
 )
 
 

@@ -326,14 +326,15 @@ class Submission:
     async def _agree(self, spec: JobSpec, generation: Generation) -> None:
         """Enters the first generation: a promise from all, then commit (G2, entering)."""
         members = generation.live.values()
-        prepare = Prepare(generation=generation)
         port = None
         for rank, member in generation.live.items():
             if member.device == self._node.device:
-                promise = self._admission.prepared(generation)
+                promise = self._admission.prepared(generation, port)
             else:
                 answer = await self._link(member).request(
-                    prepare, timeout_s=PREPARE_TIMEOUT_S, name=f"promise of {member.name}"
+                    Prepare(generation=generation, port=port),
+                    timeout_s=PREPARE_TIMEOUT_S,
+                    name=f"promise of {member.name}",
                 )
                 if not isinstance(answer, Promise):
                     raise RequestFailed(f"{member.name} answered a proposal with {type(answer).__name__}")
@@ -341,7 +342,7 @@ class Submission:
             if promise.refusal is not None:
                 raise RefusedError(f"{member.name} cannot take part: {promise.refusal}", member.device)
             port = promise.port if rank == 0 else port
-        commit = Commit(job=spec.job, generation=generation.hash64(), port=port)
+        commit = Commit(job=spec.job, generation=generation.hash64())
         for member in members:
             if member.device == self._node.device:
                 self._admission.committed(commit)

@@ -64,7 +64,7 @@ def calls_prepare(script: Path) -> bool:
 
 
 def _torchrun(spec: JobSpec, place: ScriptPlace) -> dict[str, str]:
-    """What torchrun sets, with one rank a device. The address is that of no port where the store lies in the daemons."""
+    """What torchrun sets, with one rank a device. The address is of no port where daemons have the store."""
     meeting = place.meeting
     address, port, interface = ("127.0.0.1", 1, None) if meeting is None else astuple(meeting)
     rank, members = place.rank, place.members

@@ -1,5 +1,7 @@
-"""Where the scripts of a job with `submit --engine torchrun` meet (P9): torch's own store and gloo, and not the daemons,
-carry what they exchange, so each needs rank 0's address and port, and the interface that leads to the others."""
+"""Where the scripts of a job with `submit --engine torchrun` meet (P9): rank 0's address and port, and the interface.
+
+Torch's own store and gloo carry what they exchange, and not the daemons.
+"""
 
 import socket
 from collections.abc import Mapping

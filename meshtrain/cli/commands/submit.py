@@ -226,9 +226,9 @@ def submit(
         EngineName,
         typer.Option(
             "--engine",
-            help="Who carries the gradients. mesh: the daemons, encrypted. torchrun: for devices on a wired network that "
-            "you trust; the script starts as under torchrun, with mt.prepare or torch.distributed, and gradients travel "
-            "unencrypted, by gloo, on ports of its own. Exact and in step: nothing is chosen, and nobody comes later; the "
+            help="Who carries the gradients. mesh: the daemons, encrypted. torchrun: the script starts as under "
+            "torchrun, with mt.prepare or torch.distributed, and gradients travel unencrypted, by gloo, on ports of its "
+            "own: for a wired network that you trust. Exact and in step: nothing is chosen, nobody comes later, and the "
             "first failure ends the job.",
         ),
     ] = EngineName.MESH,
@@ -330,7 +330,13 @@ def submit(
     source_of_no_plan = context.get_parameter_source("no_plan")
     if quality is not None and source_of_no_plan is not None and source_of_no_plan.name == "ENVIRONMENT":
         no_plan = False
-    plans = not no_plan and not independent and engine is EngineName.MESH and own_ways == (None,) * len(own_ways) and _open(typed)
+    plans = (
+        not no_plan
+        and not independent
+        and engine is EngineName.MESH
+        and own_ways == (None,) * len(own_ways)
+        and _open(typed)
+    )
     if quality is not None and not plans:
         raise BadCommandLine("--quality is for what is chosen, and nothing is left to choose", "it without --quality")
     typed_bytes = sum(len(text.encode()) for text in (*own_args, *(env or ())))

@@ -5,6 +5,7 @@ It is one rank of several, which train over torch.distributed as a job does with
 
 import logging
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -32,8 +33,8 @@ from meshtrain.train.torchrun.common_start import begin_alike
 from meshtrain.train.torchrun.launched import Launched, choose_device
 from meshtrain.train.torchrun.rank_group import BARRIER, RankGroup, Reaching
 from meshtrain.train.torchrun.whole_epochs import WholeEpochs
-from meshwire.memory_layout.shared_slots import JOB_VARIABLE, SCRIPT_OUTPUT_VARIABLE, SCRIPT_SEED_VARIABLE
 from meshwire.codecs.registry import parse_codec
+from meshwire.memory_layout.shared_slots import JOB_VARIABLE, SCRIPT_OUTPUT_VARIABLE, SCRIPT_SEED_VARIABLE
 from meshwire.model.plan import plan_buckets
 from meshwire.sync_modes.mode import SyncSettings
 
@@ -147,7 +148,8 @@ class DistributedSession:
         step = 1 + (self._backward.steps if self._backward is not None else 0)
         told = f"step {step}: {', '.join(f'{name} {value:.6g}' for name, value in numbers)}"
         if JOB_VARIABLE in os.environ:
-            print(told, flush=True)
+            sys.stdout.write(f"{told}\n")
+            sys.stdout.flush()
         else:
             log.info("%s", told)
 

@@ -249,9 +249,14 @@ class Fetched(Wire):
 
 @message("job.prepare")
 class Prepare(Wire):
-    """Request, first phase: promise to enter this generation and nothing older (G2). Reply: `Promise`."""
+    """Request, first phase: promise to enter this generation and nothing older (G2). Reply: `Promise`.
+
+    `port`: as rank 0, which is asked first, has promised. Not told with the commit, for a member may hear sooner from
+    another one that the job has begun.
+    """
 
     generation: Generation
+    port: Port | None = None
 
 
 @message("job.promise")
@@ -267,11 +272,10 @@ class Promise(Wire):
 
 @message("job.commit")
 class Commit(Wire):
-    """Second phase: the generation is entered; learners start. `port`: as rank 0 has promised (P9)."""
+    """Second phase: the generation is entered; learners start."""
 
     job: JobId
     generation: Annotated[int, Field(ge=0, lt=2**64)]
-    port: Port | None = None
 
 
 LogName = Annotated[str, Field(max_length=limits.LOG_NAME_CHARS_MAX)]
