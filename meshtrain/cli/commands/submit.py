@@ -227,9 +227,9 @@ def submit(
         typer.Option(
             "--engine",
             help="Who carries the gradients. mesh: the daemons, encrypted. torchrun: the script starts as under "
-            "torchrun, with mt.prepare or torch.distributed, and gradients travel unencrypted, by gloo, on ports of its "
-            "own: for a wired network that you trust. Exact and in step: nothing is chosen, nobody comes later, and the "
-            "first failure ends the job.",
+            "torchrun, with mt.prepare or torch.distributed, and gradients travel unencrypted, by gloo, on ports of "
+            "its own: for a wired network that you trust. Exact and in step: nothing is chosen, nobody comes later, "
+            "and the first failure ends the job.",
         ),
     ] = EngineName.MESH,
     trace: Annotated[
