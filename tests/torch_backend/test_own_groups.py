@@ -86,7 +86,12 @@ def test_every_script_finds_torchs_variables_and_no_daemon() -> None:
     assert learner_environment(own, place, prepares=False, threads=1)["GLOO_SOCKET_IFNAME"] == "eth1"
 
     issued: list[str] = []
-    entrance = SimpleNamespace(address="unix:x", learners=SimpleNamespace(issue=lambda job: issued.append(job) or "t"))
+
+    def issue(job: str) -> str:
+        issued.append(job)
+        return "t"
+
+    entrance = SimpleNamespace(address="unix:x", learners=SimpleNamespace(issue=issue))
     told = LearnerSupervisor(cast(Any, SimpleNamespace(entrance=entrance)), job_of(1), 1)._told()
     assert set(told) == {"MESHTRAIN_SEED", "MESHTRAIN_OUTPUT"}
     assert told["MESHTRAIN_SEED"] == "7"
@@ -178,7 +183,7 @@ def session_of(job: Any, links: dict[str, Any]) -> tuple[JobSession, list[str], 
     failed: list[str] = []
     later: list[str] = []
     session.job = job
-    session.fail = failed.append  # type: ignore[method-assign]
+    cast(Any, session).fail = failed.append
     session._node = cast(Any, SimpleNamespace(links=links))
     session.worlds = cast(Any, SimpleNamespace(
         group=SimpleNamespace(link_lost=lambda *_: None, is_disturbed=None, loss=None)))  # fmt: skip
