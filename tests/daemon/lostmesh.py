@@ -128,7 +128,7 @@ class Wired:
             case Offer():
                 return dst.jobs.admission.offered(body, device)
             case Prepare():
-                return dst.jobs.admission.prepared(body.generation)
+                return dst.jobs.admission.prepared(body.generation, body.port)
             case ListCheckpoints():
                 return Checkpoints(checkpoints=list_checkpoints(dst.folder, JOB, 1, lambda: None))
             case AskCheckpoint():

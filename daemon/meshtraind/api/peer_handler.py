@@ -75,7 +75,7 @@ class PeerHandler:
             case Invite():
                 return await self._jobs.admission.invited(body, _device(conn))
             case Prepare():
-                return self._jobs.admission.prepared(body.generation)
+                return self._jobs.admission.prepared(body.generation, body.port)
             case Fetch():
                 return await self._questions.fetch(body, forward=False)
             case ListOutputs():

@@ -12,6 +12,7 @@ from meshtraind.jobs.file_intake import Intake
 from meshtraind.jobs.registry import JobRegistry
 from meshtraind.jobs.revival import Revivals
 from meshtraind.jobs.way_back import WayBack
+from meshtraind.learner.own_groups import free_port
 from meshtraind.learner.software import installed_anew
 from meshtraind.learner.supervisor import PROGRESS_ROUNDS, pause_s
 from meshtraind.peers.node import Node
@@ -514,9 +515,13 @@ class Admission:
         if submission is not None:
             submission.files_progress(device, report)
 
-    def prepared(self, generation: Generation) -> Promise:
+    def prepared(self, generation: Generation, port: int | None = None) -> Promise:
         """Answers the first phase of a start: promises to enter the generation, unless this member could not work in it
-        (G7)."""
+        (G7).
+
+        Args:
+            port: on which the script of rank 0 listens, as that one has promised (P9).
+        """
         job = self._registry.jobs.get(generation.job)
         if job is None or job.state is not JobState.READY:
             return Promise(refusal=f"job {generation.job} is not ready there")
@@ -535,9 +540,14 @@ class Admission:
                 )
             if link.hello.incarnation != member.incarnation:
                 return Promise(refusal=f"{member.name} was restarted meanwhile; submit again")
+        if job.spec.engine == "torchrun":
+            try:
+                job.port = free_port() if job.rank == 0 else port
+            except OSError as error:
+                return Promise(refusal=f"it has no port for the scripts to meet on: {error}")
         self._promised[generation.job] = generation
         self._tasks.spawn(self._await_commit(job), f"commit of {generation.job}")
-        return Promise(refusal=None)
+        return Promise(refusal=None, port=job.port)
 
     def _why_not_enter(self, job: Job, generation: Generation) -> str | None:
         if job.entry_mode is not EntryMode.REVIVAL:  # who submits a job need not be in it

@@ -13,6 +13,7 @@ from meshtraind.storage.blobs import BlobStore
 from meshtraind.transport.connection import Emit, RequestFailed
 from meshwire import limits
 from meshwire.collectives.strategy import collective_for
+from meshwire.jobs.checkpoint_schedule import CHECKPOINT_EVERY
 from meshwire.jobs.files import FileManifest, check_manifest, human_bytes
 from meshwire.jobs.lifecycle import new_job_id
 from meshwire.message_base import Wire
@@ -20,6 +21,7 @@ from meshwire.messages.job import BlobRef, JobSpec, ResumePoint
 from meshwire.messages.local import Submit, SubmitProgress
 from meshwire.model.masks import masks_of
 from meshwire.model.plan import BUCKET_BYTES
+from meshwire.peer_news import joined
 from meshwire.sync_modes.codec_for_mode import codec_of
 from meshwire.sync_modes.mode import SyncSettings, sync_settings
 
@@ -37,6 +39,44 @@ def check_settings(body: Submit, *, unequal_peers: bool) -> SyncSettings:
     except ValueError as error:
         raise RequestFailed(str(error)) from error
     return sync
+
+
+NOT_BY_TORCHRUN = (
+    "--engine torchrun starts the scripts as torchrun does, and gloo carries what they exchange: exactly, in step, on "
+    "the devices that begin, without anything that is saved or begun again by the daemons"
+)
+
+
+def check_engine(body: Submit) -> None:
+    """Refuses with `--engine torchrun` what is the daemons' part of an exchange (P9). Raises RequestFailed, which names
+    it and what to do."""
+    asked = {
+        f"--sync {body.sync}": body.sync != "bsp",
+        f"--codec {body.codec}": body.codec not in (None, "fp32"),
+        "--topology": body.topology is not None,
+        "--masks": body.masks is not None,
+        "--straggler": body.straggler is not None,
+        "--visibility": body.visibility is not None,
+        "--own": body.own is not None,
+        f"--shares {body.shares}": body.shares not in (None, "equal"),
+        f"--on-nan {body.on_nan}": body.on_nan != "stop",
+        f"--checkpoint-every {body.checkpoint_every}": body.checkpoint_every not in (CHECKPOINT_EVERY, "off"),
+        "--partition-wait": body.partition_wait is not None,
+        "--resume": body.resume is not None,
+        "--independent": body.independent,
+        "--peers N:MAX": body.peers_max is not None,
+        "--restart": body.restarts_max is not None,
+    }
+    refused = [option for option, is_asked in asked.items() if is_asked]
+    if not refused:
+        return
+    if refused == ["--restart"]:
+        raise RequestFailed(
+            "--restart is not for --engine torchrun: no daemon knows how far gloo's groups are, nor can it end them in "
+            "order. Take --restart without --engine, and the daemons carry what the scripts exchange; or submit again "
+            "when it has failed, and let the script go on from its own checkpoint"
+        )
+    raise RequestFailed(f"{NOT_BY_TORCHRUN}. Leave out {joined(refused)}, or --engine torchrun")
 
 
 def make_spec(
@@ -79,6 +119,7 @@ def make_spec(
         prediction=body.prediction,
         requirements=body.requirements,
         restarts_max=body.restarts_max,
+        engine=body.engine,
     )
 
 

@@ -11,7 +11,7 @@ from meshtraind.jobs.admission import PROGRESS_INTERVAL_S, Admission
 from meshtraind.jobs.checkpoint_search import CheckpointSearch, NoCheckpointError, Resumed
 from meshtraind.jobs.registry import Dialler
 from meshtraind.jobs.revival import RefusedError
-from meshtraind.jobs.spec import check_settings, describe_size, ingest_all, make_spec, spec_again
+from meshtraind.jobs.spec import check_engine, check_settings, describe_size, ingest_all, make_spec, spec_again
 from meshtraind.learner.environment import calls_prepare
 from meshtraind.peers.node import Node
 from meshtraind.peers.selection import absences, ask_who_is_linked, choose_members
@@ -23,7 +23,7 @@ from meshwire.collectives.cost import cost_note
 from meshwire.collectives.strategy import Topology, collective_for, topology_of
 from meshwire.jobs.lifecycle import job_number
 from meshwire.message_base import Wire
-from meshwire.messages.group import NOT_PREPARED
+from meshwire.messages.group import NOT_PREPARED, UNENCRYPTED
 from meshwire.messages.job import (
     AskPackages,
     Commit,
@@ -82,6 +82,9 @@ class Submission:
         members, notes = choose_members(self._node, body.on, body.peers, body.peers_max, linked)
         if body.peers_max is not None and body.peers_max > len(members):
             notes.append(f"devices that are paired or wake up while it runs join it, up to {body.peers_max} in all")
+        if isinstance(body, Submit) and body.engine == "torchrun":
+            check_engine(body)
+            notes.append(UNENCRYPTED)
         if isinstance(body, Submit) and body.restarts_max is not None:
             if body.independent:
                 raise RequestFailed("--restart is for scripts that train together, --independent for others: take one")
@@ -187,7 +190,9 @@ class Submission:
     def _settings(self, body: Submit, members: tuple[Member, ...], notes: list[str]) -> SyncSettings:
         """Reads what was typed, and adds to the notes what the person should know. Raises RequestFailed."""
         cores = {self._cores(member) for member in members}
-        sync = check_settings(body, unequal_peers=len(cores) > 1)
+        sync = check_settings(body, unequal_peers=len(cores) > 1 and body.engine == "mesh")
+        if body.engine == "torchrun":
+            return sync
         collective = collective_for(codec_of(sync, body.codec), body.topology)
         check_ranks(collective.topology, members, body.peers_max)
         if (note := cost_note(collective, len(members))) is not None:
@@ -321,20 +326,23 @@ class Submission:
     async def _agree(self, spec: JobSpec, generation: Generation) -> None:
         """Enters the first generation: a promise from all, then commit (G2, entering)."""
         members = generation.live.values()
-        prepare = Prepare(generation=generation)
-        commit = Commit(job=spec.job, generation=generation.hash64())
-        for member in members:
+        port = None
+        for rank, member in generation.live.items():
             if member.device == self._node.device:
-                promise = self._admission.prepared(generation)
+                promise = self._admission.prepared(generation, port)
             else:
                 answer = await self._link(member).request(
-                    prepare, timeout_s=PREPARE_TIMEOUT_S, name=f"promise of {member.name}"
+                    Prepare(generation=generation, port=port),
+                    timeout_s=PREPARE_TIMEOUT_S,
+                    name=f"promise of {member.name}",
                 )
                 if not isinstance(answer, Promise):
                     raise RequestFailed(f"{member.name} answered a proposal with {type(answer).__name__}")
                 promise = answer
             if promise.refusal is not None:
                 raise RefusedError(f"{member.name} cannot take part: {promise.refusal}", member.device)
+            port = promise.port if rank == 0 else port
+        commit = Commit(job=spec.job, generation=generation.hash64())
         for member in members:
             if member.device == self._node.device:
                 self._admission.committed(commit)

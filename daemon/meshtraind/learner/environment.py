@@ -2,13 +2,15 @@
 
 Of torchrun's (RANK, WORLD_SIZE, MASTER_ADDR, ...) scripts and libraries know that they are one of several. Who finds
 them opens a process group: so a script gets none whose devices train each by itself, and none that calls mt.prepare.
+With `submit --engine torchrun` (P9) all scripts have them, as torchrun's would.
 """
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
+from meshtraind.learner.own_groups import GLOO_INTERFACE_VARIABLE, Meeting
 from meshwire.memory_layout.shared_slots import JOB_VARIABLE
 from meshwire.messages.job import JobSpec
 
@@ -24,6 +26,7 @@ class ScriptPlace:
         restarts: how many failures came before this world.
         restarts_max: how many may.
         said: of this restart, a line of the script's log; empty: it is none.
+        meeting: where scripts meet that exchange by gloo (P9); None: daemons carry all.
     """
 
     rank: int
@@ -31,6 +34,7 @@ class ScriptPlace:
     restarts: int = 0
     restarts_max: int = 0
     said: str = ""
+    meeting: Meeting | None = None
 
 
 def learner_environment(spec: JobSpec, place: ScriptPlace, *, prepares: bool, threads: int) -> dict[str, str]:
@@ -40,8 +44,9 @@ def learner_environment(spec: JobSpec, place: ScriptPlace, *, prepares: bool, th
         prepares: the script calls mt.prepare.
         threads: how many the learner may use (M3).
     """
+    without = place.meeting is None and (spec.independent or prepares)
     return {
-        **({} if spec.independent or prepares else _torchrun(spec, place)),
+        **({} if without else _torchrun(spec, place)),
         "OMP_NUM_THREADS": str(threads),  # torch's own, too, unless the script or its owner say otherwise
         **dict(spec.env),
         "PYTHONUNBUFFERED": "1",
@@ -59,7 +64,9 @@ def calls_prepare(script: Path) -> bool:
 
 
 def _torchrun(spec: JobSpec, place: ScriptPlace) -> dict[str, str]:
-    """What torchrun sets, with one rank a device. The address is that of no port: the store lies in the daemons."""
+    """What torchrun sets, with one rank a device. The address is of no port where daemons have the store."""
+    meeting = place.meeting
+    address, port, interface = ("127.0.0.1", 1, None) if meeting is None else astuple(meeting)
     rank, members = place.rank, place.members
     here = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": str(rank), "GROUP_WORLD_SIZE": str(members)}
     role = {"ROLE_NAME": "default", "ROLE_RANK": str(rank), "ROLE_WORLD_SIZE": str(members)}
@@ -72,8 +79,9 @@ def _torchrun(spec: JobSpec, place: ScriptPlace) -> dict[str, str]:
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(members),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "1",
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        **({} if interface is None else {GLOO_INTERFACE_VARIABLE: interface}),
         "ACCELERATE_USE_CPU": "true",  # else it trains each device by itself, without a word, where LOCAL_RANK is set
         **here,
         **role,

@@ -87,7 +87,7 @@ class LearnerProcess:
                 "-u",
                 str(SCRIPT_RUN),
                 str(self._record.absolute()),
-                "alone" if self._spec.independent else "",
+                "alone" if self._spec.independent or self._spec.engine == "torchrun" else "",
                 self._spec.script,
                 *self._spec.args,
                 cwd=self._folder,

@@ -20,6 +20,7 @@ HOPELESS = (
     "NotSupported",
     "NonFiniteGradient",
 )  # of ours: the script itself is to be changed
+OF_TORCH = ("DistBackendError", "DistNetworkError", "DistStoreError", "DistError")
 IN_A_WORKER = "Original Traceback (most recent call last):"  # torch's DataLoader hands on the worker's as text
 FRAME = re.compile(r'^ *File "(?P<file>[^"\n]+)", line (?P<line>\d+)(?:, in (?P<function>\S+))?$', re.MULTILINE)
 MISSING_PACKAGE = re.compile(r"^ModuleNotFoundError: No module named '([^'.]+)")
@@ -82,6 +83,11 @@ class ScriptError:
                 "submit from a folder that holds it."
             )
         return text
+
+    @property
+    def of_another_rank(self) -> bool:
+        """Whether it may follow from the end of another rank's script, of which gloo tells no more."""
+        return self.kind in ("ConnectionLost", *OF_TORCH) or (self.kind == "RuntimeError" and "gloo" in self.what)
 
     def same(self, other: "ScriptError | None") -> bool:
         """Whether this is the same exception at the same line."""

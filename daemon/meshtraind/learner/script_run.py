@@ -132,7 +132,8 @@ def _without_this_file(trace: types.TracebackType | None) -> types.TracebackType
 
 
 def main(arguments: list[str]) -> None:
-    """Arguments: the record's path, "alone" for a script that trains by itself (else ""), the script, and its own."""
+    """Arguments: the record's path, "alone" for a script that no daemon carries anything for (else ""), the script, and
+    its own."""
     record, alone, script, *own = arguments
     path = Path(script).absolute()
     sys.argv = [script, *own]

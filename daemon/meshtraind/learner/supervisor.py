@@ -8,6 +8,7 @@ from enum import Enum
 
 from meshtraind.environments.environments import python_of
 from meshtraind.learner.environment import ScriptPlace, calls_prepare, learner_environment
+from meshtraind.learner.own_groups import folders_and_seed
 from meshtraind.learner.process import LearnerProcess
 from meshtraind.learner.script_error import ScriptError
 from meshtraind.learner.shared_memory import SharedMemory
@@ -134,11 +135,16 @@ class LearnerSupervisor:
             prepares = await asyncio.to_thread(calls_prepare, job.folder / SOURCE / job.spec.script)
             environment = learner_environment(job.spec, place, prepares=prepares, threads=self._threads)
             self._revoke()
-            self._token = self._node.entrance.learners.issue(job.spec.job)
-            endpoint = {ENDPOINT_VARIABLE: self._node.entrance.address, TOKEN_VARIABLE: self._token}
             self._began_s = time.monotonic()
-            await self._learner.start({**environment, **endpoint}, place.said)
+            await self._learner.start({**environment, **self._told()}, place.said)
             return True
+
+    def _told(self) -> dict[str, str]:
+        """The way to this daemon; of it nothing to a script that goes on without (P9)."""
+        if self._job.spec.engine == "torchrun":
+            return folders_and_seed(self._job)
+        self._token = self._node.entrance.learners.issue(self._job.spec.job)
+        return {ENDPOINT_VARIABLE: self._node.entrance.address, TOKEN_VARIABLE: self._token}
 
     async def wait(self) -> int:
         """The exit code of the process that was started last."""

@@ -89,10 +89,15 @@ def is_wired(address: str | None) -> bool | None:
     no Linux, or the interface is no device, as loopback and tunnels are none."""
     if address is None or sys.platform != "linux":
         return None
-    name = next((name for name, interface in _interfaces_up().items() if address in interface.addresses), None)
+    name = interface_of(address)
     if name is None or not (SYSTEM_INTERFACES / name / "device").exists():
         return None
     return not ((SYSTEM_INTERFACES / name / "wireless").exists() or (SYSTEM_INTERFACES / name / "phy80211").exists())
+
+
+def interface_of(address: str) -> str | None:
+    """The name of the interface that has this address of this machine now; None: none has."""
+    return next((name for name, interface in _interfaces_up().items() if address in interface.addresses), None)
 
 
 def own_addresses() -> frozenset[str]:

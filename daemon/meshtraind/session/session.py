@@ -5,6 +5,7 @@ import logging
 import traceback
 from typing import TYPE_CHECKING
 
+from meshtraind.learner.own_groups import NoMeetingError
 from meshtraind.learner.script_error import explain_end
 from meshtraind.learner.supervisor import Ending, LearnerSupervisor
 from meshtraind.peers.node import Node
@@ -157,6 +158,8 @@ class JobSession:
             going_on = True
             while going_on and await self._learners.start(run, self.maker.memory, self.worlds.start()):
                 self._metrics.begin_anew()
+                if self._by_torchrun:
+                    self._metrics.stage = "process group"
                 if job.state is JobState.STARTING:
                     job.advance(JobEvent.LEARNER_STARTED)
                 self.tell_report()
@@ -164,7 +167,7 @@ class JobSession:
                 going_on = run == self._learners.run and self._goes_on_after(code)
                 if going_on:
                     await self._learners.pause()
-        except OSError as error:
+        except (OSError, NoMeetingError) as error:
             self._cannot_start(self._named(f"could not start the script: {error}"))
         self.tell_report()
         self._check_all_done()
@@ -172,6 +175,9 @@ class JobSession:
     def _cannot_start(self, why: str) -> None:
         self._metrics.failure = why
         self._learners.given_up = True
+        if self._by_torchrun:
+            self.fail(why)
+            return
         if self.passage.founding:
             self.passage.learner_died(failed=True)
         elif not self.passage.may_leave:
@@ -210,7 +216,7 @@ class JobSession:
             return False
         requests = self.learner.requests
         broken = self.passage.founding and requests is not None and requests.broken
-        if self.group.used or broken or not self.passage.learner_died(failed=code > 0):
+        if self.group.used or self._by_torchrun or broken or not self.passage.learner_died(failed=code > 0):
             self._metrics.exit_code = code
             if rounds is not None:
                 rounds.learner.gone("it failed")
@@ -251,7 +257,9 @@ class JobSession:
 
     def _fail_of_group(self, why: str) -> None:
         """Ends the job; where another rank has left before, its daemon has a while to tell the first reason."""
-        if self.group.is_disturbed and self.group.loss is None:
+        error = self._learners.error
+        follows = self._by_torchrun and error is not None and error.of_another_rank
+        if follows or (self.group.is_disturbed and self.group.loss is None):
             self._tasks.spawn(self._fail_later(why), "hear why another rank has left")
         else:
             self.fail(why)
@@ -486,7 +494,7 @@ class JobSession:
 
     async def leave(self) -> bool:
         """Lets the others go on without this device. False where there is nobody who could."""
-        if self.job.ending or not self.passage.may_leave:
+        if self.job.ending or self._by_torchrun or not self.passage.may_leave:
             return False
         self._metrics.part = "leaves"
         self.tell_report()
@@ -568,6 +576,18 @@ class JobSession:
         """A link to a member is gone; there may be a newer one, which does not bring what was on it."""
         if (rank := self.job.rank_of(device)) is not None and rank != self.job.rank:
             self.group.link_lost(rank, reason)
+            if self._by_torchrun and rank not in self.job.gone and not self._linked_with(rank):
+                self.fail(f"rank {rank} ({self.job.members[rank].name}) was lost: {reason}")
+
+    @property
+    def _by_torchrun(self) -> bool:
+        """Whether what scripts exchange goes past the daemons, so that the first loss ends the job (P9)."""
+        return self.job.spec.engine == "torchrun"
+
+    def _linked_with(self, rank: int) -> bool:
+        member = self.job.members[rank]
+        link = self._node.links.get(member.device)
+        return link is not None and link.hello.incarnation == member.incarnation
 
     def learner_lost(self, connection: Connection) -> None:
         """Hears that the learner's socket has closed; the process tells how it ended."""

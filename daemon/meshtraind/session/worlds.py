@@ -7,6 +7,7 @@ Which world follows is agreed upon with the generation that it begins in (`meshw
 from collections.abc import Mapping
 
 from meshtraind.learner.environment import ScriptPlace
+from meshtraind.learner.own_groups import meet
 from meshtraind.process_group.relay import GroupRelay
 from meshtraind.storage.job_record import Job
 from meshtraind.transport.connection import Connection
@@ -72,9 +73,10 @@ class Worlds:
         return f"{world.why}: restarting on {names}{f', {world.restarts} of {self._most}' if counted else ''}"
 
     def start(self) -> ScriptPlace:
-        """The script of this world is started: who it is there."""
+        """The script of this world is started: who it is there. Raises NoMeetingError (P9)."""
         if self.world is None:
-            return ScriptPlace(self._job.rank, len(self._job.members))
+            meeting = meet(self._job, self._links) if self._job.spec.engine == "torchrun" else None
+            return ScriptPlace(self._job.rank, len(self._job.members), meeting=meeting)
         self.runs = self.world.number
         return ScriptPlace(self.group.place, len(self.world.ranks), self.world.restarts, self._most, self._said)
 

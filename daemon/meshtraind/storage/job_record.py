@@ -159,6 +159,7 @@ class Job:
         self.state = JobState.OFFERED
         self.error: str | None = None
         self.exit_code: int | None = None
+        self.port: int | None = None  # on which rank 0's script listens (P9)
         self.started_at_s = started_at_s
         self.ended_at_s: float | None = None
         self.reports: dict[int, RankReport] = {}
@@ -253,7 +254,10 @@ class Job:
         return JobFile(spec=self.spec, members=self.members, started_at_s=began_s, generation=self._entered)
 
     def remember(self) -> None:
-        """Writes down what this daemon needs to go on with it when it is started again."""
+        """Writes down what this daemon needs to go on with it when it is started again; of a job that ends with the
+        first loss (P9) there is no going on."""
+        if self.spec.engine == "torchrun":
+            return
         try:
             self.file.save(self.folder)
         except OSError as error:
@@ -328,9 +332,11 @@ class Job:
 
     @property
     def should_have_exchanged(self) -> bool:
-        """Whether no round was completed where one belongs: on several devices that do not train by themselves."""
+        """Whether no round was completed where one belongs: on several devices that do not train by themselves, nor by
+        what no daemon sees."""
         exchanged = any(report.metrics.round for report in self.reports.values())
-        return len(self.members) > 1 and not self.spec.independent and not exchanged
+        belongs = not self.spec.independent and self.spec.engine == "mesh"
+        return len(self.members) > 1 and belongs and not exchanged
 
     @property
     def gone(self) -> set[int]:

@@ -56,6 +56,11 @@ class OnNan(StrEnum):
     SKIP = "skip"
 
 
+class EngineName(StrEnum):
+    MESH = "mesh"
+    TORCHRUN = "torchrun"
+
+
 @reported
 def submit(
     context: typer.Context,
@@ -217,6 +222,16 @@ def submit(
             "themselves.",
         ),
     ] = None,
+    engine: Annotated[
+        EngineName,
+        typer.Option(
+            "--engine",
+            help="Who carries the gradients. mesh: the daemons, encrypted. torchrun: the script starts as under "
+            "torchrun, with mt.prepare or torch.distributed, and gradients travel unencrypted, by gloo, on ports of "
+            "its own: for a wired network that you trust. Exact and in step: nothing is chosen, nobody comes later, "
+            "and the first failure ends the job.",
+        ),
+    ] = EngineName.MESH,
     trace: Annotated[
         bool,
         typer.Option(
@@ -315,7 +330,13 @@ def submit(
     source_of_no_plan = context.get_parameter_source("no_plan")
     if quality is not None and source_of_no_plan is not None and source_of_no_plan.name == "ENVIRONMENT":
         no_plan = False
-    plans = not no_plan and not independent and own_ways == (None,) * len(own_ways) and _open(typed)
+    plans = (
+        not no_plan
+        and not independent
+        and engine is EngineName.MESH
+        and own_ways == (None,) * len(own_ways)
+        and _open(typed)
+    )
     if quality is not None and not plans:
         raise BadCommandLine("--quality is for what is chosen, and nothing is left to choose", "it without --quality")
     typed_bytes = sum(len(text.encode()) for text in (*own_args, *(env or ())))
@@ -331,7 +352,8 @@ def submit(
     with connected(data_dir) as client, tempfile.TemporaryDirectory(prefix="meshtrain-") as folder:
         with Stages() as stages:
             source, shipped_data = pack(root, relative, data, include or (), exclude or (), stages)
-        if uses_process_groups(source.manifest, source.root, relative) and not independent:
+        by_daemons = engine is EngineName.MESH and not independent
+        if by_daemons and uses_process_groups(source.manifest, source.root, relative):
             if typed.pinned.sync or masks or typed.pinned.topology or chosen_codec.name not in GROUP_CODECS:
                 raise BadCommandLine(f"{script} uses torch.distributed: {GROUP_SETTINGS}", "it without them")
             sent = "" if chosen_codec == FP32 else f"; DistributedDataParallel's gradients travel as {chosen_codec}"
@@ -386,6 +408,7 @@ def submit(
             prediction=chosen.prediction,
             requirements=packages,
             restarts_max=restart,
+            engine=engine.value,
             modules=_modules(source, relative, environment, place),
             checkpoint_every=checkpoint_every,
             resume=None if resume is None else resume_from(client, resume),

@@ -5,6 +5,7 @@ It is one rank of several, which train over torch.distributed as a job does with
 
 import logging
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -33,12 +34,12 @@ from meshtrain.train.torchrun.launched import Launched, choose_device
 from meshtrain.train.torchrun.rank_group import BARRIER, RankGroup, Reaching
 from meshtrain.train.torchrun.whole_epochs import WholeEpochs
 from meshwire.codecs.registry import parse_codec
+from meshwire.memory_layout.shared_slots import JOB_VARIABLE, SCRIPT_OUTPUT_VARIABLE, SCRIPT_SEED_VARIABLE
 from meshwire.model.plan import plan_buckets
 from meshwire.sync_modes.mode import SyncSettings
 
 log = logging.getLogger("meshtrain")
 
-SEED_VARIABLE = "MESHTRAIN_SEED"
 DEFAULT_SEED = 0  # the same order of samples in every run, unless a person asks for another one
 IN_STEP = SyncSettings()  # bsp, equal shares
 PLAIN = parse_codec("fp32")
@@ -138,12 +139,19 @@ class DistributedSession:
     # Training
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Rank 0 tells Python's logging, at its level INFO. Raises UsageError for what is not a number."""
+        """Rank 0 tells Python's logging, at its level INFO; in a job (P9), the job's log. Raises UsageError for what is
+        not a number."""
         self._check_running()
         numbers = numbers_of(values)
-        if self.rank == 0 and log.isEnabledFor(logging.INFO):
-            step = 1 + (self._backward.steps if self._backward is not None else 0)
-            log.info("step %d: %s", step, ", ".join(f"{name} {value:.6g}" for name, value in numbers))
+        if self.rank != 0:
+            return
+        step = 1 + (self._backward.steps if self._backward is not None else 0)
+        told = f"step {step}: {', '.join(f'{name} {value:.6g}' for name, value in numbers)}"
+        if JOB_VARIABLE in os.environ:
+            sys.stdout.write(f"{told}\n")
+            sys.stdout.flush()
+        else:
+            log.info("%s", told)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """`mt.no_sync()`: backward passes inside only accumulate."""
@@ -226,8 +234,8 @@ class DistributedSession:
 
     @property
     def output_dir(self) -> Path:
-        """./out/rankN, made when asked for: ranks may share a file system."""
-        folder = Path("out", f"rank{self.rank}")
+        """A job's (P9), else ./out/rankN, made when asked for: ranks may share a file system."""
+        folder = Path(os.environ.get(SCRIPT_OUTPUT_VARIABLE) or Path("out", f"rank{self.rank}"))
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
@@ -246,7 +254,7 @@ class DistributedSession:
 def _seed(group: RankGroup) -> int:
     """Of the order of samples: rank 0's wish, so that all have the same."""
     with Reaching("agrees on the seed"):
-        told: str = group.from_first(os.environ.get(SEED_VARIABLE, str(DEFAULT_SEED)))
+        told: str = group.from_first(os.environ.get(SCRIPT_SEED_VARIABLE, str(DEFAULT_SEED)))
     if not told.isdecimal() or int(told) >= 2**63:
-        raise UsageError(f"{SEED_VARIABLE}={told!r}: use a whole number from 0 to 2**63-1")
+        raise UsageError(f"{SCRIPT_SEED_VARIABLE}={told!r}: use a whole number from 0 to 2**63-1")
     return int(told)

@@ -21,6 +21,8 @@ MEMORY_FD_VARIABLE = "MESHTRAIN_MEMORY_FD"
 
 # What the command line gives a script that it runs itself, without a job
 SCRIPT_DATA_VARIABLE = "MESHTRAIN_DATA"  # what mt.data_dir() returns
+SCRIPT_OUTPUT_VARIABLE = "MESHTRAIN_OUTPUT"  # what mt.output_dir() returns under torchrun, as a job may be (P9)
+SCRIPT_SEED_VARIABLE = "MESHTRAIN_SEED"  # of the order of samples there
 MEASURE_VARIABLE = "MESHTRAIN_MEASURE"  # a file: mt.prepare writes the model's size there and ends the script
 MEASURE_SYNC_VARIABLE = "MESHTRAIN_MEASURE_SYNC"  # the job's --sync,
 MEASURE_CODEC_VARIABLE = "MESHTRAIN_MEASURE_CODEC"  # and its codec: what they do not allow is refused there too

@@ -28,6 +28,11 @@ NOT_PREPARED = (  # P6
     "those that are left. Submit it without --restart"
 )
 
+UNENCRYPTED = (  # P9
+    "--engine torchrun: gradients travel unencrypted, by gloo, on ports of its own: for a network that you trust. "
+    "The first script that fails, and a device that is lost, end the job"
+)
+
 Instance = Annotated[int, Field(ge=1, lt=2**32)]
 StoreKey = Annotated[str, Field(max_length=limits.STORE_KEY_CHARS_MAX)]
 StoreValue = Annotated[bytes, Field(max_length=limits.STORE_VALUE_BYTES_MAX)]

@@ -34,6 +34,11 @@ ModuleName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$
 ModuleNames = Annotated[tuple[ModuleName, ...], Field(max_length=limits.MODULES_MAX)]
 
 
+Engine = Literal["mesh", "torchrun"]
+"""Who carries what the scripts exchange: the daemons, or torch itself, by gloo (P9)."""
+
+Port = Annotated[int, Field(ge=1, lt=2**16)]
+
 RestartsMax = Annotated[int, Field(ge=1, le=limits.WORLD_RESTARTS_MAX)]
 
 
@@ -102,6 +107,7 @@ class JobSpec(Wire):
     requirements: PackagesWanted = ()  # packages for an environment of the script's own; none: the daemon's
     restarts_max: RestartsMax | None = None  # P6: how often all scripts are begun again; None: never, and no failure is
     # survived but by mt.prepare
+    engine: Engine = "mesh"
 
 
 class Member(Wire):
@@ -243,16 +249,25 @@ class Fetched(Wire):
 
 @message("job.prepare")
 class Prepare(Wire):
-    """Request, first phase: promise to enter this generation and nothing older (G2). Reply: `Promise`."""
+    """Request, first phase: promise to enter this generation and nothing older (G2). Reply: `Promise`.
+
+    `port`: as rank 0, which is asked first, has promised. Not told with the commit, for a member may hear sooner from
+    another one that the job has begun.
+    """
 
     generation: Generation
+    port: Port | None = None
 
 
 @message("job.promise")
 class Promise(Wire):
-    """Promised unless `refusal` says why not, e.g. which pair of members has no link (G7)."""
+    """Promised unless `refusal` says why not, e.g. which pair of members has no link (G7).
+
+    `port`: on which the script of rank 0 can listen; of rank 0, in a job with --engine torchrun (P9).
+    """
 
     refusal: Text | None
+    port: Port | None = None
 
 
 @message("job.commit")

@@ -16,6 +16,7 @@ from meshwire.message_base import DeviceId, Name, Wire
 from meshwire.messages.envelope import message
 from meshwire.messages.job import (
     CheckpointEvery,
+    Engine,
     GivenUpTag,
     JobSummary,
     Member,
@@ -305,6 +306,7 @@ class Submit(Wire):
     requirements: PackagesWanted = ()  # as of `JobSpec`
     modules: ModuleNames = ()  # that the script imports, and are to be there
     restarts_max: RestartsMax | None = None  # as of `JobSpec`
+    engine: Engine = "mesh"  # as of `JobSpec`
 
 
 @message("environment")

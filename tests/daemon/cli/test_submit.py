@@ -479,6 +479,15 @@ def test_restarts_are_asked_for_by_either_name(endpoint: Endpoint) -> None:
     assert run("submit", "--restart", "0", "train.py").exit_code == 2
 
 
+def test_an_engine_is_asked_for_and_is_legal_for_any_script(endpoint: Endpoint, project: Path) -> None:
+    """P9: nothing is chosen for it, and what daemons carry of process groups is no matter."""
+    assert sent(endpoint).engine == "mesh"
+    (project / "train.py").write_text("import torch.distributed as dist\ndist.init_process_group()\n")
+    typed = sent(endpoint, "--engine", "torchrun", "--masks", "0.8")  # which the daemon refuses
+    assert (typed.engine, typed.sync, typed.codec, typed.prediction) == ("torchrun", "bsp", None, None)
+    assert run("submit", "--engine", "nccl", "train.py").exit_code == 2
+
+
 @pytest.mark.asyncio
 async def test_restarts_are_for_scripts_that_train_together_without_prepare(tmp_path: Path) -> None:
     """P6: whatever else is refused comes later."""

@@ -25,11 +25,22 @@ from meshwire.collectives.strategy import topology_of
 from meshwire.frames import header
 from meshwire.jobs.lifecycle import JobState, new_job_id
 from meshwire.message_base import Wire
-from meshwire.messages.job import FilesProgress, Generation, JobSpec, Member, Offer, OfferReply, ResumePoint
+from meshwire.messages.job import (
+    FilesProgress,
+    Generation,
+    JobSpec,
+    Member,
+    Offer,
+    OfferReply,
+    Prepare,
+    Promise,
+    ResumePoint,
+)
 from meshwire.messages.local import Resubmit, ResumeFrom
 from meshwire.sync_modes.mode import sync_settings
 from tests.daemon.jobs.test_file_intake import Peer, make_spec
 from tests.daemon.linkusers import DialsNobody
+from tests.torch_backend.specs import SPEC
 
 ANNA, BERT = (Member(device=letter * 64, incarnation=1, name=name) for letter, name in (("a", "anna"), ("b", "bert")))
 
@@ -59,7 +70,7 @@ class Bert:
         folder.mkdir()
         self.folder = folder
         self.anna = anna
-        self.links: dict[str, Any] = {ANNA.device: SimpleNamespace(connection=anna)}
+        self.links: dict[str, Any] = {ANNA.device: SimpleNamespace(connection=anna, hello=ANNA)}
         self.history = JobHistory(folder / "jobs.db", 0.0)
         self.node: Any = SimpleNamespace(
             device=BERT.device, name="bert", member=BERT, incarnation=1, links=self.links, history=self.history,
@@ -223,6 +234,46 @@ async def test_who_submits_a_job_need_not_be_in_it(bert: Bert) -> None:
     later = bert.jobs.admission.prepared(first.model_copy(update={"number": 2}))
     assert later.refusal == "the proposed generation is wrong: it is not the first one of this job"
     assert bert.jobs.admission.prepared(first).refusal is None
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("members", "is_asked_first"), [((BERT,), True), ((ANNA, BERT), False)])
+async def test_a_port_is_agreed_upon_before_a_member_may_hear_that_scripts_begin(
+    bert: Bert, members: tuple[Member, ...], is_asked_first: bool
+) -> None:
+    """P9: rank 0 promises one, and the others are told with theirs."""
+    offer = bert.anna.offer(1)
+    offer = offer.model_copy(update={"members": members, "spec": offer.spec.model_copy(update={"engine": "torchrun"})})
+    assert bert.offered(offer) is None
+    await bert.until(offer, JobState.READY)
+    first = Generation.first(offer.spec.job, ANNA.device, members)
+    promise = bert.jobs.admission.prepared(first, 4000)
+    assert promise.refusal is None
+    port = bert.jobs.registry.jobs[offer.spec.job].port
+    assert port == promise.port
+    assert (port != 4000) is is_asked_first
+
+
+@pytest.mark.asyncio
+async def test_rank_0_is_asked_for_a_port_before_all_others() -> None:
+    """P9."""
+    asked: dict[str, Prepare] = {}
+
+    def link(name: str, port: int | None) -> Any:
+        async def request(body: Prepare, **_how: Any) -> Wire:
+            asked[name] = body
+            return Promise(refusal=None, port=port)
+
+        return SimpleNamespace(connection=SimpleNamespace(request=request, notify=lambda *_, **__: None))
+
+    cleo = BERT.model_copy(update={"device": "9" * 64, "name": "cleo"})
+    node: Any = SimpleNamespace(
+        device=ANNA.device, links={BERT.device: link("bert", 4000), cleo.device: link("cleo", 1)}
+    )
+    nobody: Any = None
+    submission = Submission(node, nobody, nobody, lambda _event: None)
+    await submission._agree(SPEC, Generation.first(SPEC.job, ANNA.device, (BERT, cleo)))
+    assert [(name, body.port) for name, body in asked.items()] == [("bert", None), ("cleo", 4000)]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from meshtrain.demo.localmesh import LocalMesh
-from meshtrain.train.torchrun.distributed_session import SEED_VARIABLE
+from meshwire.memory_layout.shared_slots import SCRIPT_SEED_VARIABLE
 from meshwire.samples.epochs import epoch_seed, rounds_per_epoch
 from tests.daemon import realjobs as jobs
 from tests.plannedeal import deal
@@ -107,7 +107,7 @@ def run(folder: Path, arguments: str, *launcher: str) -> Path:
     """Runs the script as a person would. Returns its output folder."""
     folder.mkdir()
     (folder / "train.py").write_text(SCRIPT)
-    variables = {**os.environ, SEED_VARIABLE: str(SEED), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    variables = {**os.environ, SCRIPT_SEED_VARIABLE: str(SEED), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, *launcher, "train.py", arguments],
         cwd=folder,

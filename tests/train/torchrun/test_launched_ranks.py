@@ -38,6 +38,23 @@ def test_a_launcher_is_found_by_its_variables() -> None:
     assert launched({"RANK": "0", "WORLD_SIZE": "1"}) is None
 
 
+def test_in_a_job_its_folder_and_its_log_are_used(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """P9."""
+    monkeypatch.chdir(tmp_path)
+    session = DistributedSession(Launched(0, 1))
+    session.log({"loss": 0.5})
+    assert session.output_dir == Path("out", "rank0")
+    assert not capsys.readouterr().out
+    monkeypatch.setenv("MESHTRAIN_JOB_ID", "1kx3000000aa")
+    monkeypatch.setenv("MESHTRAIN_OUTPUT", str(tmp_path / "of the job"))
+    session.log({"loss": 0.5})
+    DistributedSession(Launched(1, 2)).log({"loss": 0.7})
+    assert session.output_dir == tmp_path / "of the job"
+    assert capsys.readouterr().out == "step 1: loss 0.5\n"
+
+
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
