@@ -21,6 +21,7 @@ from meshtraind.jobs.queries import JobQueries
 from meshtraind.jobs.routing import JobRouter
 from meshtraind.learner.software import installed_software, memory_bytes
 from meshtraind.measuring.measuring import Measuring
+from meshtraind.owner.live_settings import LiveSettings
 from meshtraind.peers.interfaces import InterfaceError, usable_interfaces
 from meshtraind.peers.introducer import Introducer
 from meshtraind.peers.links import Links, ListenError
@@ -174,6 +175,8 @@ class App:
                 port=config.listen_port,
                 patience_s=config.patience_s,
             )
+            owner_settings = LiveSettings(config.data_dir)
+            owner_settings.load()
             endpoint = Endpoint(rundir)
             node = Node(
                 device=identity.device_id,
@@ -186,6 +189,7 @@ class App:
                 entrance=endpoint,
                 software=software,
                 patience_s=config.patience_s,
+                settings=owner_settings,
             )
             settings = MeshSettings(config.listen_host, config.interfaces, config.peers, config.mdns)
             introducer = Introducer(node, pins, links)
@@ -207,6 +211,8 @@ class App:
                 await self.mesh.start()
                 started.push_async_callback(self.jobs.close)
                 self.jobs.start()
+                started.push_async_callback(owner_settings.close)
+                owner_settings.start()
                 started.push_async_callback(dashboard.close)
                 rundir.announce(listen=self.mesh.listen, endpoint=endpoint.address)
                 self.started = True

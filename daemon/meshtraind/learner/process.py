@@ -64,8 +64,12 @@ class LearnerProcess:
         """Whether it has started and not ended."""
         return self._process is not None and self._process.returncode is None
 
-    async def start(self, environment: Mapping[str, str]) -> None:
-        """Starts the process in a session of its own, so that its workers can be ended with it. Raises OSError."""
+    async def start(self, environment: Mapping[str, str], niceness: int) -> None:
+        """Starts the process in a session of its own, so that its workers can be ended with it. Raises OSError.
+
+        Args:
+            niceness: how far it yields to the daemon.
+        """
         self._record.unlink(missing_ok=True)
         descriptors = {MEMORY_FD_VARIABLE: self._memory.descriptor, KEPT_FD_VARIABLE: self._memory.kept.descriptor}
         passed = {name: number for name, number in descriptors.items() if number is not None}
@@ -77,6 +81,7 @@ class LearnerProcess:
                 "-IS",  # the launcher needs nothing but the standard library
                 str(LAUNCH),
                 str(os.getpid()),
+                str(niceness),
                 str(self._python),
                 "-u",
                 str(SCRIPT_RUN),
@@ -94,6 +99,17 @@ class LearnerProcess:
             )
         finally:
             os.close(descriptor)
+
+    def yield_more(self, niceness: int) -> None:
+        """Yields so far to the daemon from now on, with all that it has started. The system lets nobody but an
+        administrator have a process yield less: that stays as it is until the next one."""
+        if not self.running:
+            return
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            own, theirs = os.getpriority(os.PRIO_PROCESS, 0), os.getpriority(os.PRIO_PGRP, self._process.pid)
+            if own + niceness > theirs:
+                os.setpriority(os.PRIO_PGRP, self._process.pid, own + niceness)
 
     async def wait(self) -> int:
         """Waits for the end without a deadline of its own: `stop` has one. Negative: killed by that signal."""

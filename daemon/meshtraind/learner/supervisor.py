@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from meshtraind.environments.environments import python_of
-from meshtraind.learner.environment import calls_prepare, learner_environment
+from meshtraind.learner.environment import calls_prepare, learner_environment, learner_threads
 from meshtraind.learner.process import LearnerProcess
 from meshtraind.learner.script_error import ScriptError
 from meshtraind.learner.shared_memory import SharedMemory
@@ -71,7 +71,7 @@ class LearnerSupervisor:
     """Starts the learner's processes of one job, one after the other, and decides what follows from the end of each.
 
     Args:
-        threads: how many a learner may use (M3).
+        learners_here: that share this machine (M3).
 
     Attributes:
         restarts: after errors of the script's own, since they were earned again.
@@ -83,10 +83,10 @@ class LearnerSupervisor:
         run: of processes that follow each other; whoever raises it ends the one before.
     """
 
-    def __init__(self, node: Node, job: Job, threads: int) -> None:
+    def __init__(self, node: Node, job: Job, learners_here: int) -> None:
         self._node = node
         self._job = job
-        self._threads = threads
+        self._learners_here = learners_here
         self._learner: LearnerProcess | None = None
         self._ended = False
         self._token = ""
@@ -128,15 +128,21 @@ class LearnerSupervisor:
             python = python_of(self._node.data_dir, job.spec.requirements)
             self._learner = LearnerProcess(job.folder / SOURCE, job.spec, log, memory, python)
             prepares = await asyncio.to_thread(calls_prepare, job.folder / SOURCE / job.spec.script)
-            members, threads = len(job.members), self._threads
+            settings = self._node.settings.now
+            members, threads = len(job.members), learner_threads(self._learners_here, settings.max_cpu_percent)
             environment = learner_environment(
                 job.spec, rank=job.rank, members=members, prepares=prepares, threads=threads
             )
             self._revoke()
             self._token = self._node.entrance.learners.issue(job.spec.job)
             endpoint = {ENDPOINT_VARIABLE: self._node.entrance.address, TOKEN_VARIABLE: self._token}
-            await self._learner.start({**environment, **endpoint})
+            await self._learner.start({**environment, **endpoint}, settings.nice)
             return True
+
+    def follow_settings(self) -> None:
+        """Has the process of now yield more to other programs, where that was set."""
+        if self._learner is not None:
+            self._learner.yield_more(self._node.settings.now.nice)
 
     async def wait(self) -> int:
         """The exit code of the process that was started last."""

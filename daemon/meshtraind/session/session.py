@@ -67,7 +67,7 @@ class JobSession:
         generation: that begins the job; None for a daemon that returns to it, which asks to be taken in.
         links: the connection to each other member, by rank.
         rtt_s: of the farthest member.
-        threads: how many a learner may use (M3).
+        learners_here: that share this machine (M3).
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class JobSession:
         links: dict[int, Connection],
         *,
         rtt_s: float,
-        threads: int,
+        learners_here: int,
     ) -> None:
         self._node = node
         self.job = job
@@ -92,7 +92,7 @@ class JobSession:
         self._lying: set[int] = set()  # ranks whose daemons have laid it down, and not said since that they go on
         self._looking = False  # whether others go on
         self._why_ended: str | None = None  # where it was this daemon that ended the learner
-        self._learners = LearnerSupervisor(node, job, threads)
+        self._learners = LearnerSupervisor(node, job, learners_here)
         self._barriers = Barriers(job, self._send)
         self._metrics = MetricsKeeper(links)
         self._tasks = TaskSet(f"job {job.spec.job}", self._task_failed)
@@ -226,6 +226,10 @@ class JobSession:
     def learner_failed(self) -> bool:
         """Whether the last process ended by an error of the script's own."""
         return self._learners.failed
+
+    def follow_settings(self) -> None:
+        """Hears that the owner of this machine has changed how much of it may be taken."""
+        self._learners.follow_settings()
 
     def begin_learner(self) -> None:
         """Starts a process, and ends the one that runs."""

@@ -1,0 +1,89 @@
+"""How much of this machine the daemon may take: every key of `meshtrain config`, its default, and what it does.
+
+A key's description is what people read, in `meshtrain config`, in the file and in errors: it names the legal values.
+"""
+
+from collections.abc import Mapping
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from meshwire.text import printable
+
+Value = bool | int | float | str
+MESSAGE_CHARS_MAX = 120  # of what pydantic says is wrong
+SHOWN_CHARS_MAX = 60  # of a key or value that is not legal
+NOT_HERE = {  # what people look for, and where it is
+    "name": "meshtrain up --name NAME",
+    "introductions": "meshtrain up --introductions accept|ask|never",
+    "patience": "meshtrain up --patience SECONDS",
+    "dashboard": "meshtrain up --dashboard PORT",
+    "listen": "meshtrain up --listen HOST:PORT",
+}
+
+
+class SettingsError(Exception):
+    """A key or a value that is not legal, or a file that cannot be read or written; says what is."""
+
+
+class OwnerSettings(BaseModel):
+    """What a person has set, and defaults for the rest."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    nice: int = Field(
+        default=5,
+        ge=0,
+        le=19,
+        description="How far training yields to your other programs: 0 (not at all) to 19. A learner that runs follows "
+        "at once where it is to yield more, and from its next start where less.",
+    )
+    max_cpu_percent: int = Field(
+        default=100,
+        ge=1,
+        le=100,
+        description="The part of this machine's cores that learners compute on: 1 to 100, at least one core. Counts "
+        "from a learner's next start.",
+    )
+
+    @classmethod
+    def about(cls, key: str) -> str:
+        """What a key does, and its legal values."""
+        return cls.model_fields[key].description or ""
+
+    @classmethod
+    def default(cls, key: str) -> Value:
+        """What counts where a person has set nothing."""
+        default: Value = cls.model_fields[key].default
+        return default
+
+    @classmethod
+    def read(cls, values: Mapping[str, object], *, typed: bool = False) -> Self:
+        """Checks keys and values. Raises SettingsError, which names what is legal.
+
+        Args:
+            typed: the values are text, as a person types them; else they have the types that TOML gives them.
+        """
+        for key in values:
+            check_key(key)
+        try:
+            return cls.model_validate(dict(values), strict=not typed)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+            key = str(first["loc"][0])
+            given = printable(str(values[key])[:SHOWN_CHARS_MAX])
+            said = printable(first["msg"][:MESSAGE_CHARS_MAX]).removeprefix("Value error, ")
+            raise SettingsError(f"{key} = {given}: {said}. {key}: {cls.about(key)}") from None
+
+
+KEYS = tuple(OwnerSettings.model_fields)  # in the order in which they are shown
+
+
+def check_key(key: str) -> None:
+    """Raises SettingsError where no setting is called so."""
+    if key in KEYS:
+        return
+    instead = f"; for that: {NOT_HERE[key]}" if key in NOT_HERE else ""
+    raise SettingsError(
+        f"no setting is called {printable(key[:SHOWN_CHARS_MAX])}; there are: {', '.join(KEYS)}{instead}"
+    )
