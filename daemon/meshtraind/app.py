@@ -22,6 +22,7 @@ from meshtraind.jobs.routing import JobRouter
 from meshtraind.learner.software import installed_software, memory_bytes
 from meshtraind.measuring.measuring import Measuring
 from meshtraind.owner.live_settings import LiveSettings
+from meshtraind.owner.notifier import Notifier
 from meshtraind.peers.interfaces import InterfaceError, usable_interfaces
 from meshtraind.peers.introducer import Introducer
 from meshtraind.peers.links import Links, ListenError
@@ -211,6 +212,9 @@ class App:
                 await self.mesh.start()
                 started.push_async_callback(self.jobs.close)
                 self.jobs.start()
+                notifier = Notifier(config.data_dir, owner_settings, self.jobs.registry.jobs)
+                started.push_async_callback(notifier.close)
+                owner_settings.at_every_look(notifier.look)
                 started.push_async_callback(owner_settings.close)
                 owner_settings.start()
                 started.push_async_callback(dashboard.close)

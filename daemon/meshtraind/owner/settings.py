@@ -6,8 +6,9 @@ A key's description is what people read, in `meshtrain config`, in the file and 
 from collections.abc import Mapping
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from meshwire import limits
 from meshwire.text import printable
 
 Value = bool | int | float | str
@@ -22,6 +23,9 @@ NOT_HERE = {  # what people look for, and where it is
 }
 
 
+NOTIFY_DESKTOP, NOTIFY_OFF = "desktop", "off"
+
+
 class SettingsError(Exception):
     """A key or a value that is not legal, or a file that cannot be read or written; says what is."""
 
@@ -31,6 +35,14 @@ class OwnerSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    notify: str = Field(
+        default=NOTIFY_DESKTOP,
+        min_length=1,
+        max_length=limits.CONFIG_VALUE_CHARS_MAX,
+        description="Who is told when a job ends here, or waits for help: desktop (a notification, where there is a "
+        "desktop), off, or a command for the shell, which finds MESHTRAIN_TEXT, MESHTRAIN_JOB, MESHTRAIN_JOB_NAME, "
+        "MESHTRAIN_JOB_STATE and MESHTRAIN_JOB_ERROR in its environment.",
+    )
     nice: int = Field(
         default=5,
         ge=0,
@@ -45,6 +57,13 @@ class OwnerSettings(BaseModel):
         description="The part of this machine's cores that learners compute on: 1 to 100, at least one core. Counts "
         "from a learner's next start.",
     )
+
+    @field_validator("notify")
+    @classmethod
+    def _one_line(cls, value: str) -> str:
+        if not value.isprintable():
+            raise ValueError("one line of printable text is taken")
+        return value.strip()
 
     @classmethod
     def about(cls, key: str) -> str:
