@@ -33,6 +33,7 @@ from meshtraind.storage.blob_writer import BlobError
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.job_history import HistoryError, JobHistory
 from meshtraind.storage.migration import migrate
+from meshtraind.transport.send_cap import SendCap
 from meshtraind.trust.identity import IdentityError, load_or_create
 from meshtraind.trust.pins import PinsError, PinTable
 from meshtraind.trust.tls import Trust
@@ -160,6 +161,10 @@ class App:
             incarnation = secrets.randbits(62)
             trust = Trust(identity, pins)
             book = AddressBook(identity.device_id)
+            owner_settings = LiveSettings(config.data_dir)
+            cap = SendCap()
+            owner_settings.subscribe(lambda: cap.limit(owner_settings.now.bandwidth_mbit))
+            owner_settings.load()
             links = Links(
                 identity.device_id,
                 trust,
@@ -175,9 +180,8 @@ class App:
                 host=config.listen_host,
                 port=config.listen_port,
                 patience_s=config.patience_s,
+                cap=cap,
             )
-            owner_settings = LiveSettings(config.data_dir)
-            owner_settings.load()
             endpoint = Endpoint(rundir)
             node = Node(
                 device=identity.device_id,

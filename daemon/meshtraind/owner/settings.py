@@ -26,6 +26,9 @@ NOT_HERE = {  # what people look for, and where it is
 NOTIFY_DESKTOP, NOTIFY_OFF = "desktop", "off"
 
 
+BANDWIDTH_MBIT_MIN = 1.0  # below it a chunk takes seconds, and others take this device for one that has stalled
+
+
 class SettingsError(Exception):
     """A key or a value that is not legal, or a file that cannot be read or written; says what is."""
 
@@ -57,6 +60,21 @@ class OwnerSettings(BaseModel):
         description="The part of this machine's cores that learners compute on: 1 to 100, at least one core. Counts "
         "from a learner's next start.",
     )
+
+    bandwidth_mbit: float = Field(
+        default=0.0,
+        ge=0,
+        le=100_000,
+        description="The most that is sent to other machines, Mbit/s over all links together; 0: as much as they take. "
+        "At least 1. Messages and heartbeats never wait.",
+    )
+
+    @field_validator("bandwidth_mbit")
+    @classmethod
+    def _not_next_to_nothing(cls, value: float) -> float:
+        if 0 < value < BANDWIDTH_MBIT_MIN:
+            raise ValueError(f"at least {BANDWIDTH_MBIT_MIN:g} is taken, or 0 for no cap")
+        return value
 
     @field_validator("notify")
     @classmethod
