@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Self
 
@@ -23,6 +24,8 @@ from meshtraind.learner.software import installed_software, memory_bytes
 from meshtraind.measuring.measuring import Measuring
 from meshtraind.owner.live_settings import LiveSettings
 from meshtraind.owner.notifier import Notifier
+from meshtraind.owner.resting import on_battery, why_rest
+from meshtraind.owner.settings import OwnerSettings
 from meshtraind.peers.interfaces import InterfaceError, usable_interfaces
 from meshtraind.peers.introducer import Introducer
 from meshtraind.peers.links import Links, ListenError
@@ -219,6 +222,7 @@ class App:
                 notifier = Notifier(config.data_dir, owner_settings, self.jobs.registry.jobs)
                 started.push_async_callback(notifier.close)
                 owner_settings.at_every_look(notifier.look)
+                owner_settings.at_every_look(lambda: self._look_whether_to_rest(owner_settings.now))
                 started.push_async_callback(owner_settings.close)
                 owner_settings.start()
                 started.push_async_callback(dashboard.close)
@@ -231,3 +235,6 @@ class App:
             if history is not None:
                 history.close()
             pins.close()
+
+    def _look_whether_to_rest(self, settings: OwnerSettings) -> None:
+        self.jobs.registry.look_whether_to_rest(why_rest(settings, datetime.now().time(), on_battery()))

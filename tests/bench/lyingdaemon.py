@@ -17,7 +17,7 @@ from tests.daemon.liarmesh import Lie, at_round
 from tests.daemon.lies import LIES
 
 
-def no_block(payload: memoryview | bytes) -> bytes | None:
+def no_block(payload: memoryview | bytes, _capped_bytes_per_s: float | None = None) -> bytes | None:
     """What is said to be an LZ4 block."""
     return b"\xff" * min(100, len(payload) - 1)
 

@@ -83,6 +83,11 @@ class JobRegistry:
         for session in self._sessions.values():
             session.follow_settings()
 
+    def look_whether_to_rest(self, why: str | None) -> None:
+        """Has all learners here rest for a reason of the owner's; None: they need not any more."""
+        for session in self._sessions.values():
+            session.look_whether_to_rest(why)
+
     def id_of(self, number: int) -> str | None:
         """The id of the job that a frame's header names; None: it is not known here, or no more."""
         return self._ids.get(number)

@@ -79,6 +79,7 @@ class LearnerSupervisor:
         error: of the process that has ended last, if its script ended by one.
         failed: the process that has ended last did so by an error of the script's own.
         hopeless: the script ends by the same error whenever it is started.
+        rests: why no process is started for now; None: one may be.
         starts: of processes, after failures and for other reasons.
         run: of processes that follow each other; whoever raises it ends the one before.
     """
@@ -99,6 +100,9 @@ class LearnerSupervisor:
         self.restarts = 0
         self._kills = 0
         self._not_before_s = 0.0  # monotonic
+        self.rests: str | None = None
+        self._awake = asyncio.Event()
+        self._awake.set()
         self.given_up = False
         self.starts = 0
         self.run = 0
@@ -194,6 +198,17 @@ class LearnerSupervisor:
     async def pause(self) -> None:
         """Waits as long as another process must not be started yet."""
         await asyncio.sleep(max(0.0, self._not_before_s - time.monotonic()))
+        await self._awake.wait()
+
+    def rest(self, why: str) -> None:
+        """No process is started from now on; the one that runs is not touched."""
+        self.rests = why
+        self._awake.clear()
+
+    def rise(self) -> None:
+        """One may be started again."""
+        self.rests = None
+        self._awake.set()
 
     async def kill(self) -> None:
         """Ends the process now; another may be started."""

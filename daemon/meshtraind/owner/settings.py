@@ -8,6 +8,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from meshtraind.owner.quiet_hours import QUIET_OFF, QuietHours
 from meshwire import limits
 from meshwire.text import printable
 
@@ -68,6 +69,22 @@ class OwnerSettings(BaseModel):
         description="The most that is sent to other machines, Mbit/s over all links together; 0: as much as they take. "
         "At least 1. Messages and heartbeats never wait.",
     )
+
+    quiet_hours: str = Field(
+        default=QUIET_OFF,
+        max_length=16,
+        description="When learners rest here, by this machine's clock: two times as in 22:00-07:00, or off. The others "
+        "go on without this device, which comes back by itself.",
+    )
+    pause_on_battery: bool = Field(
+        default=False, description="Whether learners rest while this laptop runs on its battery: true or false."
+    )
+
+    @field_validator("quiet_hours")
+    @classmethod
+    def _times(cls, value: str) -> str:
+        QuietHours.parse(value)
+        return value.strip()
 
     @field_validator("bandwidth_mbit")
     @classmethod

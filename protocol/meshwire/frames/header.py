@@ -7,7 +7,7 @@ from enum import IntEnum, IntFlag
 from meshwire import limits
 
 MAGIC = b"MESH"
-WIRE_VERSION = 17
+WIRE_VERSION = 18
 RESERVED = bytes(4)
 GROUP_ENDS = 1  # `step` of the last relayed frame of a process group
 _VERSION_AT = len(MAGIC)
