@@ -101,6 +101,12 @@ async def test_what_would_be_lost_does_not_rest(
     await board._tasks.close()
 
 
+def part(session: JobSession) -> str:
+    """What the other members are told."""
+    session.tell_report()
+    return session.job.reports[0].part
+
+
 async def nothing_is_saved() -> None:
     """As where checkpoints are off."""
 
@@ -111,6 +117,7 @@ async def test_a_learner_rests_and_comes_back_by_itself(monkeypatch: pytest.Monk
     costs none of the restarts that a script has."""
     board = board_of_one(monkeypatch, tmp_path)
     session = job_alone(board, tmp_path, "fp32", 1)
+    await until(lambda: session.job.state is JobState.RUNNING, "its script")
     board.registry.look_whether_to_rest(WHY)
     assert session._learners.rests is None, "not before the job has begun"
     await one_step(session)
@@ -118,9 +125,9 @@ async def test_a_learner_rests_and_comes_back_by_itself(monkeypatch: pytest.Monk
     first = Script.running
     for _ in range(3):
         board.registry.look_whether_to_rest(WHY)
+    assert session._learners.rests == WHY
     await until(lambda: not session.job.counted, "a generation in which its rank rests")
-    session.tell_report()
-    assert session.job.reports[0].part == "rests"
+    assert part(session) == "rests"
     assert session.job.reports[0].failure is None
     await asyncio.sleep(0.1)
     assert Script.running is first
@@ -128,8 +135,7 @@ async def test_a_learner_rests_and_comes_back_by_itself(monkeypatch: pytest.Monk
     board.registry.look_whether_to_rest(None)
     await until(lambda: Script.running is not first, "the next process")
     assert (session._learners._kills, session._learners.restarts) == (0, 0)
-    session.tell_report()
-    assert session.job.reports[0].part == "computes"
+    assert part(session) == "computes"
     await session.close()
     await board._tasks.close()
 
@@ -148,6 +154,20 @@ async def test_a_job_that_ends_while_a_learner_rests_ends_here_too(
     await until(session.closed.is_set, "the end")
     assert session.job.state is JobState.CANCELLED
     await board._tasks.close()
+
+
+def test_who_rests_does_not_keep_all_from_beginning_anew() -> None:
+    """G9: where every base was lost all prepare again, and wait for each other."""
+    session = cast(Any, JobSession.__new__(JobSession))
+    session.job = SimpleNamespace(state=JobState.RUNNING, spec=SimpleNamespace(job="x", independent=False))
+    session.passage = SimpleNamespace(founding=True)
+    session.group = SimpleNamespace(used=False)
+    session.learner = SimpleNamespace(rounds=SimpleNamespace(complete=0))
+    rose: list[bool] = []
+    session._learners = SimpleNamespace(rests=WHY, rise=lambda: rose.append(True))
+    session._metrics = SimpleNamespace(part="rests")
+    session.look_whether_to_rest(WHY)
+    assert rose
 
 
 @pytest.mark.parametrize("what", ["process group", "independent"])
