@@ -127,7 +127,7 @@ class OwnerSettings(BaseModel):
             key = str(first["loc"][0])
             given = printable(str(values[key])[:SHOWN_CHARS_MAX])
             said = printable(first["msg"][:MESSAGE_CHARS_MAX]).removeprefix("Value error, ")
-            raise SettingsError(f"{key} = {given}: {said}. {key}: {cls.about(key)}") from None
+            raise SettingsError(f"{key} = {given}: {said}. {cls.about(key)}") from None
 
 
 KEYS = tuple(OwnerSettings.model_fields)  # in the order in which they are shown

@@ -170,16 +170,18 @@ def test_who_rests_does_not_keep_all_from_beginning_anew() -> None:
     assert rose
 
 
-@pytest.mark.parametrize("what", ["process group", "independent"])
+@pytest.mark.parametrize("what", ["process group", "independent", "no round yet"])
 def test_who_cannot_be_missed_does_not_rest(what: str) -> None:
-    """P4: the loss of a process would end a group; J3: one that trains by itself leaves nothing to take over."""
+    """P4: the loss of a process would end a group; J3: one that trains by itself leaves nothing to take over; G9:
+    all would begin anew, and it with them, again and again."""
     session = cast(Any, JobSession.__new__(JobSession))
     session.job = SimpleNamespace(
         state=JobState.RUNNING, spec=SimpleNamespace(job="x", independent=what == "independent")
     )
     session.passage = SimpleNamespace(founding=False)
     session.group = SimpleNamespace(used=what == "process group")
-    session.learner = SimpleNamespace(rounds=SimpleNamespace(complete=3))
+    session.learner = SimpleNamespace(rounds=SimpleNamespace(complete=0 if what == "no round yet" else 3))
+    session._cannot_rest = None
     session._learners = SimpleNamespace(rests=None)
     session.look_whether_to_rest(WHY)
     assert session._learners.rests is None
