@@ -102,7 +102,7 @@ class JobWatch:
 
 def _news(job: Job, state: str, verb: str, why: str) -> JobNews:
     name, id_ = printable(job.spec.name), job.spec.job
-    why = printable(why.strip().splitlines()[-1].strip() if why.strip() else "")[: limits.REASON_CHARS_MAX]
+    why = printable(why.strip().splitlines()[0] if why.strip() else "")[: limits.REASON_CHARS_MAX]
     return JobNews(id_, name, state, why, f"{name} ({id_}) {verb}{': ' if why else ''}{why}")
 
 

@@ -40,7 +40,7 @@ def told(watch: JobWatch, job: Any, now_s: float) -> list[tuple[str, str]]:
 def test_an_end_is_told_once_with_its_error() -> None:
     watch, job = JobWatch(), a_job()
     assert not told(watch, job, 0)
-    changed(job, state=JobState.FAILED, error="Traceback:\n  rank 1 (bert): ValueError: no\x1b[2J\n")
+    changed(job, state=JobState.FAILED, error="rank 1 (bert): ValueError: no\x1b[2J\n    raise it\n")
     found = told(watch, job, 1)
     assert found == [("failed", "gpt (1kx3) has failed: rank 1 (bert): ValueError: no\\x1b[2J")]
     assert not told(watch, job, 2)
