@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Self
 
@@ -21,6 +22,10 @@ from meshtraind.jobs.queries import JobQueries
 from meshtraind.jobs.routing import JobRouter
 from meshtraind.learner.software import installed_software, memory_bytes
 from meshtraind.measuring.measuring import Measuring
+from meshtraind.owner.live_settings import LiveSettings
+from meshtraind.owner.notifier import Notifier
+from meshtraind.owner.resting import on_battery, why_rest
+from meshtraind.owner.settings import OwnerSettings
 from meshtraind.peers.interfaces import InterfaceError, usable_interfaces
 from meshtraind.peers.introducer import Introducer
 from meshtraind.peers.links import Links, ListenError
@@ -31,6 +36,7 @@ from meshtraind.storage.blob_writer import BlobError
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.job_history import HistoryError, JobHistory
 from meshtraind.storage.migration import migrate
+from meshtraind.transport.send_cap import SendCap
 from meshtraind.trust.identity import IdentityError, load_or_create
 from meshtraind.trust.pins import PinsError, PinTable
 from meshtraind.trust.tls import Trust
@@ -158,6 +164,10 @@ class App:
             incarnation = secrets.randbits(62)
             trust = Trust(identity, pins)
             book = AddressBook(identity.device_id)
+            owner_settings = LiveSettings(config.data_dir)
+            cap = SendCap()
+            owner_settings.subscribe(lambda: cap.limit(owner_settings.now.bandwidth_mbit))
+            owner_settings.load()
             links = Links(
                 identity.device_id,
                 trust,
@@ -173,6 +183,7 @@ class App:
                 host=config.listen_host,
                 port=config.listen_port,
                 patience_s=config.patience_s,
+                cap=cap,
             )
             endpoint = Endpoint(rundir)
             node = Node(
@@ -186,6 +197,7 @@ class App:
                 entrance=endpoint,
                 software=software,
                 patience_s=config.patience_s,
+                settings=owner_settings,
             )
             settings = MeshSettings(config.listen_host, config.interfaces, config.peers, config.mdns)
             introducer = Introducer(node, pins, links)
@@ -207,6 +219,12 @@ class App:
                 await self.mesh.start()
                 started.push_async_callback(self.jobs.close)
                 self.jobs.start()
+                notifier = Notifier(config.data_dir, owner_settings, self.jobs.registry.jobs)
+                started.push_async_callback(notifier.close)
+                owner_settings.at_every_look(notifier.look)
+                owner_settings.at_every_look(lambda: self._look_whether_to_rest(owner_settings.now))
+                started.push_async_callback(owner_settings.close)
+                owner_settings.start()
                 started.push_async_callback(dashboard.close)
                 rundir.announce(listen=self.mesh.listen, endpoint=endpoint.address)
                 self.started = True
@@ -217,3 +235,6 @@ class App:
             if history is not None:
                 history.close()
             pins.close()
+
+    def _look_whether_to_rest(self, settings: OwnerSettings) -> None:
+        self.jobs.registry.look_whether_to_rest(why_rest(settings, datetime.now().time(), on_battery()))

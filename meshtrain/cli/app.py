@@ -4,6 +4,7 @@ import typer
 
 from meshtrain.cli.commands.bench import bench
 from meshtrain.cli.commands.checkpoints import checkpoints
+from meshtrain.cli.commands.config import config
 from meshtrain.cli.commands.daemon import dashboard, down, up
 from meshtrain.cli.commands.demo import demo
 from meshtrain.cli.commands.doctor import doctor
@@ -16,8 +17,8 @@ from meshtrain.cli.commands.mesh import pair, peers, status, unpair
 from meshtrain.cli.commands.planning import plan, whatif
 from meshtrain.cli.commands.submit import submit
 from meshtrain.cli.commands.top import top
-from meshtrain.cli.commands.version import root, version
 from meshtrain.cli.ui.options import Grouped, examples
+from meshtrain.cli.version import root, version
 
 SETTINGS = {"help_option_names": ["--help", "-h"]}
 
@@ -35,6 +36,11 @@ app.command(
     epilog=examples("meshtrain up", "meshtrain up --name attic --peer 192.168.1.20", "meshtrain up --introductions ask")
 )(up)
 app.command(epilog=examples("meshtrain down"))(down)
+app.command(
+    epilog=examples(
+        "meshtrain config", "meshtrain config nice 15", "meshtrain config nice --unset", "meshtrain config --json"
+    )
+)(config)
 app.command(epilog=examples("meshtrain status", "meshtrain status -v", "meshtrain status --json"))(status)
 app.command(epilog=examples("meshtrain peers", "meshtrain peers --measure", "meshtrain peers -v --json"))(peers)
 app.command(

@@ -21,6 +21,8 @@ REFUSED_FIELD_CHARS_MAX = 64  # of the name of a wrong field in that reason
 HANDSHAKE_TIMEOUT_S = 10.0  # TLS and hello together; a slow-drip client is closed at this point
 LOCAL_CONNECTIONS_MAX = 256  # clients and learners of this machine
 LOG_FILE_BYTES_MAX = 8 * MIB  # of the daemon; the one before is kept too. Weeks, as nobody can fill it by himself
+CONFIG_BYTES_MAX = 64 * KIB  # DATA/config.toml
+CONFIG_VALUE_CHARS_MAX = 1000  # of one value in it
 RUN_FILE_BYTES_MAX = 16 * KIB  # DATA/run/daemon.json
 HANDSHAKES_MAX = 32  # connections that have not said hello yet, over all addresses; guests of a pairing are among them
 

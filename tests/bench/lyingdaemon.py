@@ -17,7 +17,7 @@ from tests.daemon.liarmesh import Lie, at_round
 from tests.daemon.lies import LIES
 
 
-def no_block(payload: memoryview | bytes) -> bytes | None:
+def no_block(payload: memoryview | bytes, _capped_bytes_per_s: float | None = None) -> bytes | None:
     """What is said to be an LZ4 block."""
     return b"\xff" * min(100, len(payload) - 1)
 
@@ -37,7 +37,7 @@ def lie_with(name: str, number: int) -> None:
     def false_chunk(self: Connection, header: Header, payload: memoryview | bytes | None) -> None:
         told = lie(header, None if payload is None else bytes(payload))
         if isinstance(told, str):  # what nobody can read
-            self.lossless.packed = no_block  # type: ignore[method-assign]
+            self.lossless.packed = no_block  # type: ignore[assignment,method-assign]
             told = [(header, bytes(header.payload_bytes))]
         for said, content in told:
             assert content is None or isinstance(content, bytes)

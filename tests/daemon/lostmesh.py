@@ -9,6 +9,7 @@ from typing import Any, cast
 from meshtraind.jobs.checkpoint_search import ship
 from meshtraind.jobs.queries import JobQueries
 from meshtraind.jobs.routing import JobRouter
+from meshtraind.owner.live_settings import LiveSettings
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.checkpoint_store import list_checkpoints
 from meshtraind.storage.fetch import serve
@@ -73,7 +74,8 @@ class Daemon:
         node: Any = SimpleNamespace(
             device=self.device, name=self.name, member=self.member, incarnation=self.member.incarnation,
             links=self.links, history=self.history, software=SimpleNamespace(torch=self.torch), blobs=self.blobs,
-            job_folder=lambda job: self.data / "jobs" / job, data_dir=self.data, patience_s=PATIENCE_S,
+            job_folder=lambda job: self.data / "jobs" / job, data_dir=self.data,
+            settings=LiveSettings(self.data), patience_s=PATIENCE_S,
         )  # fmt: skip
         self.jobs = JobRouter(node, DialsNobody())
         self.questions = JobQueries(node, self.jobs.registry, self.jobs.admission)

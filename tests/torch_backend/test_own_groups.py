@@ -117,7 +117,7 @@ async def test_nothing_takes_the_place_of_torchs_process_groups(
     log = tmp_path / "jobs" / "one" / "logs" / "0.log"
     log.parent.mkdir(parents=True)
     for spec in (BY_TORCHRUN, SPEC):
-        await LearnerProcess(tmp_path, spec, log, memory, Path("python")).start({})
+        await LearnerProcess(tmp_path, spec, log, memory, Path("python")).start({}, 0)
     assert ["alone" in command for command in started] == [True, False]
 
 

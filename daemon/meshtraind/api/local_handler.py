@@ -8,13 +8,17 @@ from meshtraind.dashboard.dashboard import Dashboard
 from meshtraind.jobs.queries import JobQueries
 from meshtraind.jobs.routing import JobRouter
 from meshtraind.measuring.measuring import Measuring
+from meshtraind.owner.live_settings import LiveSettings
+from meshtraind.owner.settings import SettingsError
 from meshtraind.peers.links import Link
 from meshtraind.peers.mesh import Mesh
 from meshtraind.peers.selection import devices_together
 from meshtraind.session.session import JobSession
 from meshtraind.transport.connection import Connection, Emit, RequestFailed
+from meshwire import limits
 from meshwire.frames.header import Header
 from meshwire.message_base import Wire
+from meshwire.messages.config import GetConfig, SetConfig
 from meshwire.messages.envelope import Done
 from meshwire.messages.group import GroupBegin, GroupEnd, SignOfLife, StoreAsk
 from meshwire.messages.job import Fetch, Found, ListCheckpoints, ListOutputs
@@ -195,6 +199,10 @@ class LocalHandler:
             case SetIntroductions():
                 mesh.set_introductions(body)
                 return Done()
+            case GetConfig():
+                return mesh.node.settings.shown()
+            case SetConfig():
+                return self._set(body)
             case Unpair():
                 return mesh.unpair(body)
             case Shutdown():
@@ -206,6 +214,14 @@ class LocalHandler:
         environments = self._jobs.admission.environments
         python = await environments.make(body.requirements, lambda doing: emit(SubmitProgress(text=doing)))
         return EnvironmentMade(python=str(python))
+
+    def _set(self, body: SetConfig) -> Wire:
+        settings = self._mesh.node.settings
+        try:
+            settings.change(body.key, body.value)
+        except SettingsError as error:
+            raise RequestFailed(str(error)) from error
+        return settings.shown()
 
     def _status(self) -> Status:
         mesh = self._mesh
@@ -223,7 +239,7 @@ class LocalHandler:
             peers_linked=len(mesh.node.links),
             peers_paired=mesh.paired,
             jobs_running=self._jobs.registry.running,
-            warnings=(*self._warnings, *mesh.warnings),
+            warnings=(*self._warnings, *mesh.warnings, *_of_settings(node.settings)),
             patience_s=node.patience_s,
             rtt_s=rtt_s,
             timeouts=tuple(timeouts.describe().items()),
@@ -246,6 +262,12 @@ class LocalHandler:
             emit(event)
 
         return emit_with_joined
+
+
+def _of_settings(settings: LiveSettings) -> tuple[str, ...]:
+    if settings.problem is None:
+        return ()
+    return (f"the settings are as they were before the file was changed: {settings.problem}"[: limits.ERROR_CHARS_MAX],)
 
 
 def _traffic(link: Link) -> LinkTraffic:

@@ -5,7 +5,6 @@ import logging
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
-from meshtraind.learner.environment import learner_threads
 from meshtraind.peers.node import Node
 from meshtraind.runtime.free_memory import release_unused
 from meshtraind.runtime.tasks import TaskSet
@@ -79,6 +78,16 @@ class JobRegistry:
         """The sessions of all jobs that run here."""
         return tuple(self._sessions.values())
 
+    def follow_settings(self) -> None:
+        """Hears that the owner of this machine has changed how much of it may be taken."""
+        for session in self._sessions.values():
+            session.follow_settings()
+
+    def look_whether_to_rest(self, why: str | None) -> None:
+        """Has all learners here rest for a reason of the owner's; None: they need not any more."""
+        for session in self._sessions.values():
+            session.look_whether_to_rest(why)
+
     def id_of(self, number: int) -> str | None:
         """The id of the job that a frame's header names; None: it is not known here, or no more."""
         return self._ids.get(number)
@@ -122,7 +131,7 @@ class JobRegistry:
             generation,
             links,
             rtt_s=max((link.rtt_s or 0.0 for link in peers), default=0.0),
-            threads=learner_threads(1 + sum(link.connection.same_host for link in peers)),
+            learners_here=1 + sum(link.connection.same_host for link in peers),
         )
         self._sessions[job.spec.job] = session
         self._tasks.spawn(self._forget(session), f"end of {job.spec.job}")

@@ -62,6 +62,7 @@ class JobRouter:
     def start(self) -> None:
         """Starts what goes on until `close`: what has expired is deleted, and jobs that all of their daemons have lost
         are begun again (J5)."""
+        self._node.settings.subscribe(self.registry.follow_settings)
         self.housekeeper.keep_clean()
         self.admission.revivals.start(self._tasks, self.submissions)
 

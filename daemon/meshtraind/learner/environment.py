@@ -89,6 +89,6 @@ def _torchrun(spec: JobSpec, place: ScriptPlace) -> dict[str, str]:
     }
 
 
-def learner_threads(learners_here: int) -> int:
-    """How many threads a learner may use: a fair share of this machine's cores (M3)."""
-    return max(1, (os.cpu_count() or 1) // learners_here)
+def learner_threads(learners_here: int, max_cpu_percent: int) -> int:
+    """How many threads a learner may use: a fair share of the cores that this machine's owner leaves to them (M3)."""
+    return max(1, (os.cpu_count() or 1) * max_cpu_percent // 100 // learners_here)

@@ -8,20 +8,19 @@ import os
 import signal
 import sys
 
-NICENESS = 5  # M3: the learner yields to the daemon
 PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> None:
-    """Arguments: process id of the daemon, then the command."""
-    daemon, *command = arguments
+    """Arguments: process id of the daemon, by how much the learner yields to it (M3), then the command."""
+    daemon, niceness, *command = arguments
     if sys.platform == "linux":
         import ctypes
 
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != int(daemon):  # it died before it could be a reason to
             sys.exit(1)
-    os.nice(NICENESS)
+    os.nice(int(niceness))
     os.execv(command[0], command)
 
 

@@ -64,10 +64,11 @@ class LearnerProcess:
         """Whether it has started and not ended."""
         return self._process is not None and self._process.returncode is None
 
-    async def start(self, environment: Mapping[str, str], said: str = "") -> None:
+    async def start(self, environment: Mapping[str, str], niceness: int, said: str = "") -> None:
         """Starts the process in a session of its own, so that its workers can be ended with it. Raises OSError.
 
         Args:
+            niceness: how far it yields to the daemon.
             said: a line for the log, before what the script prints.
         """
         self._record.unlink(missing_ok=True)
@@ -83,6 +84,7 @@ class LearnerProcess:
                 "-IS",  # the launcher needs nothing but the standard library
                 str(LAUNCH),
                 str(os.getpid()),
+                str(niceness),
                 str(self._python),
                 "-u",
                 str(SCRIPT_RUN),
@@ -100,6 +102,17 @@ class LearnerProcess:
             )
         finally:
             os.close(descriptor)
+
+    def yield_more(self, niceness: int) -> None:
+        """Yields so far to the daemon from now on, with all that it has started. The system lets nobody but an
+        administrator have a process yield less: that stays as it is until the next one."""
+        if not self.running:
+            return
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            own, theirs = os.getpriority(os.PRIO_PROCESS, 0), os.getpriority(os.PRIO_PGRP, self._process.pid)
+            if own + niceness > theirs:
+                os.setpriority(os.PRIO_PGRP, self._process.pid, own + niceness)
 
     async def wait(self) -> int:
         """Waits for the end without a deadline of its own: `stop` has one. Negative: killed by that signal."""

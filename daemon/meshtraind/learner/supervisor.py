@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from meshtraind.environments.environments import python_of
-from meshtraind.learner.environment import ScriptPlace, calls_prepare, learner_environment
+from meshtraind.learner.environment import ScriptPlace, calls_prepare, learner_environment, learner_threads
 from meshtraind.learner.own_groups import folders_and_seed
 from meshtraind.learner.process import LearnerProcess
 from meshtraind.learner.script_error import ScriptError
@@ -73,7 +73,7 @@ class LearnerSupervisor:
     """Starts the learner's processes of one job, one after the other, and decides what follows from the end of each.
 
     Args:
-        threads: how many a learner may use (M3).
+        learners_here: that share this machine (M3).
 
     Attributes:
         restarts: after errors of the script's own, since they were earned again.
@@ -81,14 +81,15 @@ class LearnerSupervisor:
         error: of the process that has ended last, if its script ended by one.
         failed: the process that has ended last did so by an error of the script's own.
         hopeless: the script ends by the same error whenever it is started.
+        rests: why no process is started for now; None: one may be.
         starts: of processes, after failures and for other reasons.
         run: of processes that follow each other; whoever raises it ends the one before.
     """
 
-    def __init__(self, node: Node, job: Job, threads: int) -> None:
+    def __init__(self, node: Node, job: Job, learners_here: int) -> None:
         self._node = node
         self._job = job
-        self._threads = threads
+        self._learners_here = learners_here
         self._learner: LearnerProcess | None = None
         self._ended = False
         self._token = ""
@@ -103,6 +104,9 @@ class LearnerSupervisor:
         self.restarts = 0
         self._kills = 0
         self._not_before_s = 0.0  # monotonic
+        self.rests: str | None = None
+        self._awake = asyncio.Event()
+        self._awake.set()
         self.given_up = False
         self.starts = 0
         self.run = 0
@@ -133,10 +137,12 @@ class LearnerSupervisor:
             python = python_of(self._node.data_dir, job.spec.requirements)
             self._learner = LearnerProcess(job.folder / SOURCE, job.spec, log, memory, python)
             prepares = await asyncio.to_thread(calls_prepare, job.folder / SOURCE / job.spec.script)
-            environment = learner_environment(job.spec, place, prepares=prepares, threads=self._threads)
+            settings = self._node.settings.now
+            threads = learner_threads(self._learners_here, settings.max_cpu_percent)
+            environment = learner_environment(job.spec, place, prepares=prepares, threads=threads)
             self._revoke()
             self._began_s = time.monotonic()
-            await self._learner.start({**environment, **self._told()}, place.said)
+            await self._learner.start({**environment, **self._told()}, settings.nice, place.said)
             return True
 
     def _told(self) -> dict[str, str]:
@@ -145,6 +151,11 @@ class LearnerSupervisor:
             return folders_and_seed(self._job)
         self._token = self._node.entrance.learners.issue(self._job.spec.job)
         return {ENDPOINT_VARIABLE: self._node.entrance.address, TOKEN_VARIABLE: self._token}
+
+    def follow_settings(self) -> None:
+        """Has the process of now yield more to other programs, where that was set."""
+        if self._learner is not None:
+            self._learner.yield_more(self._node.settings.now.nice)
 
     async def wait(self) -> int:
         """The exit code of the process that was started last."""
@@ -205,6 +216,17 @@ class LearnerSupervisor:
     async def pause(self) -> None:
         """Waits as long as another process must not be started yet."""
         await asyncio.sleep(max(0.0, self._not_before_s - time.monotonic()))
+        await self._awake.wait()
+
+    def rest(self, why: str) -> None:
+        """No process is started from now on; the one that runs is not touched."""
+        self.rests = why
+        self._awake.clear()
+
+    def rise(self) -> None:
+        """One may be started again."""
+        self.rests = None
+        self._awake.set()
 
     async def kill(self, *, now: bool = True) -> None:
         """Ends the process, `now` or with a while for its last words; another may be started."""

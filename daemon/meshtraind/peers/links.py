@@ -18,6 +18,7 @@ from meshtraind.peers.refused_dial import refuses
 from meshtraind.runtime.log_limit import caused_by
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.transport.connection import Connection, ConnectionEnded, Emit, Handler, RequestFailed
+from meshtraind.transport.send_cap import SendCap
 from meshtraind.trust.pairing_host import ServeGuest
 from meshtraind.trust.tls import NotPinnedError, Trust
 from meshwire import limits
@@ -96,6 +97,7 @@ class Links:
         hello: what to say first; the port is filled in.
         port: 0 takes any free one.
         patience_s: silence after which a peer is lost.
+        cap: on what is sent on all links together; None: there is none.
 
     Attributes:
         linked: the links by device id; live.
@@ -113,6 +115,7 @@ class Links:
         host: str,
         port: int,
         patience_s: float = limits.PATIENCE_S,
+        cap: SendCap | None = None,
     ) -> None:
         self.user: LinkUser  # from `start` on: before it there is no link
         self.port = port
@@ -122,6 +125,7 @@ class Links:
         self._hello = hello
         self._host = host
         self._patience_s = patience_s
+        self._cap = cap
         self._presence = Presence(min(HEARTBEAT_INTERVAL_S, patience_s / 4))
         self._linked: dict[str, Link] = {}
         self._leaving: dict[str, Connection] = {}  # by device: the last one that was to end, while it is there
@@ -266,6 +270,7 @@ class Links:
         loop = asyncio.get_running_loop()
         context = self._trust.client_context if self._trust is not None else None
         greeting = Greeting(self, dial.address)
+        greeting.connection.cap = self._cap
         try:
             async with greeting.within(DIAL_TIMEOUT_S):
                 await loop.create_connection(
@@ -300,6 +305,7 @@ class Links:
             while len(self._welcoming) >= limits.HANDSHAKES_MAX:
                 self._make_room()
             door = Doorway(self)
+            door.greeting.connection.cap = self._cap
             door.greeting.connection.name = f"a connection from {host}"
             task = self._tasks.spawn(self._welcome(accepted, door, host), "welcome")
             self._welcoming[task] = host

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from meshtraind.owner.live_settings import LiveSettings
 from meshtraind.peers.links import Link
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.job_history import JobHistory
@@ -34,6 +35,7 @@ class Node:
         entrance: where this daemon's learners find it.
         software: asked for when needed, because finding torch's version takes a moment.
         patience_s: silence after which a peer is lost; the user's one setting of time.
+        settings: how much of this machine may be taken.
     """
 
     device: str
@@ -46,6 +48,7 @@ class Node:
     entrance: LearnerEntrance
     software: Software
     patience_s: float
+    settings: LiveSettings
 
     @property
     def member(self) -> Member:

@@ -5,7 +5,7 @@ import stat
 from pathlib import Path
 
 FOLDERS = ("run", "jobs", "blobs")  # of the data folder; `identity.py` and `pins.py` refuse what others could change
-FILES = ("jobs.db", "jobs.db-wal", "jobs.db-shm", "daemon.log", "daemon.log.1")
+FILES = ("jobs.db", "jobs.db-wal", "jobs.db-shm", "daemon.log", "daemon.log.1", "config.toml")
 MARKS = {"run", "identity"}  # what every data folder has had since its first start
 BEFORE_THE_FIRST_START = {"daemon.log", "daemon.log.1"}  # of `meshtrain up`
 

@@ -70,7 +70,7 @@ class JobSession:
         generation: that begins the job; None for a daemon that returns to it, which asks to be taken in.
         links: the connection to each other member, by rank.
         rtt_s: of the farthest member.
-        threads: how many a learner may use (M3).
+        learners_here: that share this machine (M3).
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class JobSession:
         links: dict[int, Connection],
         *,
         rtt_s: float,
-        threads: int,
+        learners_here: int,
     ) -> None:
         self._node = node
         self.job = job
@@ -94,8 +94,9 @@ class JobSession:
         self._failed_elsewhere: dict[int, str] = {}  # ranks whose daemons have given the job up, and why
         self._lying: set[int] = set()  # ranks whose daemons have laid it down, and not said since that they go on
         self._looking = False  # whether others go on
+        self._cannot_rest: str | None = None  # why the learner was to rest, where nothing would be left
         self._why_ended: str | None = None  # where it was this daemon that ended the learner
-        self._learners = LearnerSupervisor(node, job, threads)
+        self._learners = LearnerSupervisor(node, job, learners_here)
         self._barriers = Barriers(job, self._send)
         self._metrics = MetricsKeeper(links)
         self._tasks = TaskSet(f"job {job.spec.job}", self._task_failed)
@@ -192,6 +193,8 @@ class JobSession:
         if job.state is not JobState.RUNNING:
             self._metrics.exit_code = code
             return False
+        if code < 0 and self._learners.rests is not None and self.passage.learner_died(failed=False):
+            return not job.ending  # it was ended for its owner, which costs it no restart
         if self.worlds.is_between:
             return False  # it was ended, and the script of the next world is about to be started
         if code != 0 and self.worlds.world is not None:
@@ -325,6 +328,48 @@ class JobSession:
     def learner_failed(self) -> bool:
         """Whether the last process ended by an error of the script's own."""
         return self._learners.failed
+
+    def follow_settings(self) -> None:
+        """Hears that the owner of this machine has changed how much of it may be taken."""
+        self._learners.follow_settings()
+
+    def look_whether_to_rest(self, why: str | None) -> None:
+        """Has the learner rest while its machine's owner wants that (R5), and come back.
+
+        Its process is ended: others go on in a generation in which its rank rests, and the next process takes over what
+        it has left (J3). Not before the job has begun, for all would wait; nor where a process cannot be missed: of a
+        process group, or on a device that trains by itself.
+        """
+        job, learners = self.job, self._learners
+        can = job.state is JobState.RUNNING and not self.passage.founding and not self.group.used
+        begun = learners.rests is not None or (self.rounds is not None and self.rounds.complete > 0)
+        if can and begun and why is not None and not job.spec.independent:
+            if learners.rests is None and why != self._cannot_rest:
+                learners.rest(why)
+                self._metrics.part = "rests"
+                self._tasks.spawn(self._end_for_rest(why), "rest")
+        elif learners.rests is not None:
+            log.info("job %s: the learner comes back", job.spec.job)
+            self._rise()
+        if why is None:
+            self._cannot_rest = None
+
+    def _rise(self) -> None:
+        self._learners.rise()
+        self._metrics.part = "computes"
+
+    async def _end_for_rest(self, why: str) -> None:
+        job = self.job
+        if self.maker.memory.kept.round() is None:
+            await self.passage.save()  # others may end theirs in the same moment, and nobody would have a base
+            if not self.passage.saved and not set(job.counted) - {job.rank}:
+                log.warning("job %s: it does not rest: no other device has its state, and none is saved", job.spec.job)
+                self._cannot_rest = why
+                self._rise()
+        if self._learners.rests is not None:
+            log.info("job %s: the learner rests: %s", job.spec.job, why)
+            self.tell_report()
+            await self._learners.kill()
 
     def begin_learner(self) -> None:
         """Starts a process, and ends the one that runs."""

@@ -64,9 +64,14 @@ class Lossless:
         self._clock = clock
         self._s_per_byte: float | None = None
 
-    def packed(self, payload: memoryview | bytes) -> bytes | None:
-        """The payload in fewer bytes; None: it is to be sent as it is."""
-        rate = self.rate.bytes_per_s
+    def packed(self, payload: memoryview | bytes, capped_bytes_per_s: float | None = None) -> bytes | None:
+        """The payload in fewer bytes; None: it is to be sent as it is.
+
+        Args:
+            capped_bytes_per_s: what this machine's owner lets all links have; None: as much as they take.
+        """
+        rates = [rate for rate in (self.rate.bytes_per_s, capped_bytes_per_s) if rate is not None]
+        rate = min(rates, default=None)
         if rate is None or rate > RATE_BYTES_PER_S_MAX or len(payload) < PAYLOAD_BYTES_MIN:
             return None
         spared = self._sampled_saving(payload) * len(payload)

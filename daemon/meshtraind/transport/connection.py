@@ -16,6 +16,7 @@ from meshtraind.runtime.tasks import TaskSet
 from meshtraind.transport.compression import LinkRate, Lossless, unpack_into
 from meshtraind.transport.congestion import prefer_bbr
 from meshtraind.transport.requests import ConnectionEnded, RequestFailed, Requests
+from meshtraind.transport.send_cap import SendCap
 from meshtraind.transport.traffic import Traffic
 from meshwire import limits
 from meshwire.addresses import same_host
@@ -40,6 +41,7 @@ __all__ = ["Connection", "ConnectionEnded", "Emit", "Handler", "RequestFailed"]
 log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 2.0  # for what is still queued, and for TLS's goodbye, when a connection is closed
+LARGE_ANSWER_BYTES = 16 * limits.KIB  # a piece of a file, of a state or of a log: it waits where sending is capped
 TRASH_BYTES = 16 * limits.KIB  # where bytes go that arrive after the decision to close
 
 Emit = Callable[[Wire], None]  # tells whoever waits for the answer to a request how far it is
@@ -88,6 +90,7 @@ class Connection(asyncio.BufferedProtocol):
         congestion: the congestion control that the system uses for it; None where it does not say.
         last_received_s: when the last byte came, on time.monotonic's clock.
         lossless: the stage that chunks' payloads pass, with the link's rate.
+        cap: on what leaves this machine; None: nobody has set one here.
         on_other_version: where frames of another wire version are to be expected (W6): is told which, notes it, and
             returns what to refuse them with. None: they break the protocol.
         on_violated: called with what is wrong where the other end sent no frame, no message or no payload, just before
@@ -104,6 +107,7 @@ class Connection(asyncio.BufferedProtocol):
         self.congestion: str | None = None
         self.last_received_s = time.monotonic()
         self.lossless = Lossless(LinkRate())
+        self.cap: SendCap | None = None
         self.on_other_version: Callable[[int], str] | None = None
         self.on_violated: Callable[[str], None] = lambda _reason: None
         self._transport: asyncio.Transport | None = None
@@ -164,13 +168,16 @@ class Connection(asyncio.BufferedProtocol):
         assert header.payload_bytes == (0 if payload is None else len(payload))
         if self._transport is None or self.closing:
             return
-        if payload and self.attached is None and (packed := self.lossless.packed(payload)) is not None:
+        packed = None
+        if payload and self.attached is None:
+            packed = self.lossless.packed(payload, self._capped_rate)
+        if packed is not None:
             header, payload = replace(header, packed_bytes=len(packed)), packed
         # Not writelines, which copies on asyncio before Python 3.12 and ignores the high-water mark in some later ones.
         self._transport.write(header.encode())
         if payload:
             self._transport.write(payload)
-        self._traffic.frame_bytes += HEADER_BYTES + header.carried_bytes
+        self._count(HEADER_BYTES + header.carried_bytes)
         self._traffic.chunk_payload_bytes += header.carried_bytes
 
     @property
@@ -193,8 +200,10 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def writable(self) -> bool:
-        """Whether a chunk may be sent now."""
-        return not self._paused and self._transport is not None and not self.closing
+        """Whether a chunk may be sent now. If not, those of `on_writable` are called when it may."""
+        if self._paused or self._transport is None or self.closing:
+            return False
+        return self.cap is None or self.same_host or self.cap.may_send(self._tell_writable)
 
     def on_writable(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Calls `callback` whenever chunks may be sent again. Returns what unsubscribes."""
@@ -342,11 +351,23 @@ class Connection(asyncio.BufferedProtocol):
         self._paused = False
         if self._transport is not None:
             self.lossless.rate.drained(self._transport.get_write_buffer_size())
+        self._tell_writable()
+
+    # Inside
+
+    def _tell_writable(self) -> None:
         for number, callback in tuple(self._writable_callbacks.items()):
             if self.writable and number in self._writable_callbacks:
                 callback()
 
-    # Inside
+    @property
+    def _capped_rate(self) -> float | None:
+        return None if self.cap is None or self.same_host else self.cap.bytes_per_s
+
+    def _count(self, frame_bytes: int) -> None:
+        self._traffic.frame_bytes += frame_bytes
+        if self.cap is not None and not self.same_host:
+            self.cap.spend(frame_bytes)
 
     def _take(self, event: Event) -> Event | None:
         """Handles one event of the parser; returns the next when it follows without more bytes."""
@@ -410,6 +431,8 @@ class Connection(asyncio.BufferedProtocol):
         asked = type(envelope.body).__name__
         try:
             answer = Envelope(Role.REPLY, envelope.id, await self.handler.request(self, header, envelope.body, emit))
+            if self.cap is not None and not self.same_host and len(encode(answer)) > LARGE_ANSWER_BYTES:
+                await self.cap.turn()
             self._send(answer)
         except RequestFailed as error:
             self._send(Envelope(Role.FAILURE, envelope.id, Failure(error=str(error)[: limits.ERROR_CHARS_MAX])))
@@ -423,7 +446,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is None or self.closing:
             return
         self._transport.write(frames)
-        self._traffic.frame_bytes += len(frames)
+        self._count(len(frames))
         if self._transport.get_write_buffer_size() > limits.LINK_BACKLOG_BYTES_MAX:
             self._close_reason = f"{self.name} does not read what it is sent"
             self._transport.abort()

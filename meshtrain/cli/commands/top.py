@@ -34,9 +34,10 @@ def top(
 ) -> None:
     """Show a job's devices live. Who is ahead, who is late, who waits for whom and why; ctrl-C ends it, not the job.
 
-    PART: in, or back after it was lost; loading the state of the others; forwards, with no learner of its own; lost;
-    left. AHEAD: rounds that a device has taken part in and not applied yet. AGE: rounds that were missing in the
-    weights of its newest contribution. NULLS: rounds that went on without it. Without a terminal one table is printed.
+    PART: in, or back after it was lost; loading the state of the others; forwards, with no learner of its own; rests,
+    as its owner has set; lost; left. AHEAD: rounds that a device has taken part in and not applied yet. AGE: rounds
+    that were missing in the weights of its newest contribution. NULLS: rounds that went on without it. Without a
+    terminal one table is printed.
     """
     with connected(data_dir) as client:
         seen = _chosen(client, job)

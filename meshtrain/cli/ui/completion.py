@@ -1,4 +1,4 @@
-"""What the shell offers after TAB: jobs and paired devices, as the daemon knows them.
+"""What the shell offers after TAB: jobs, paired devices and settings, as the daemon knows them.
 
 Whoever presses TAB waits, and an error would stand in the line that is being typed. So nothing is offered where no
 daemon answers at once; the command itself says why when it is run.
@@ -16,6 +16,7 @@ from meshtrain.client import Client
 from meshtrain.datadir import data_folder
 from meshtrain.errors import MeshtrainError
 from meshwire.message_base import Wire
+from meshwire.messages.config import ConfigShown, GetConfig
 from meshwire.messages.job import Found
 from meshwire.messages.local import GetJobs, GetPeers, Peers
 
@@ -49,6 +50,13 @@ def complete_peers(context: typer.Context, incomplete: str) -> list[Offer]:
         else:
             offers.append((peer.device[:ID_CHARS], _said(f"{peer.name}, {peer.state}")))
     return [(typed, said) for typed, said in offers if typed.startswith(incomplete)]
+
+
+def complete_settings(context: typer.Context, incomplete: str) -> list[Offer]:
+    """Keys of `meshtrain config`."""
+    reply = _answer(context, GetConfig())
+    entries = reply.entries if isinstance(reply, ConfigShown) else ()
+    return [(one.key, _said(str(one.value))) for one in entries if one.key.startswith(incomplete)]
 
 
 def _said(text: str) -> str:

@@ -353,7 +353,7 @@ class RefusedRank(Wire):
 
 
 GivenUps = Annotated[tuple[GivenUp, ...], Field(max_length=limits.GIVEN_UP_MAX)]
-Part = Literal["computes", "forwards", "leaves"]
+Part = Literal["computes", "forwards", "rests", "leaves"]
 
 
 @message("job.rank")
@@ -371,8 +371,8 @@ class RankReport(Wire):
     error: Text | None = None
     failure: Text | None = None
     restarts: Annotated[int, Field(ge=0)] = 0  # of the script here
-    # forwards: no further learner is started; waits: the next one is, when the others have begun; leaves: by a person's
-    # wish
+    # forwards: no further learner is started; rests: none is for now, as its machine's owner has set; leaves: by a
+    # person's wish
     part: Part = "computes"
     metrics: Metrics = Metrics()
     given_up: GivenUps = ()  # as far as that daemon knows, whoever made them

@@ -152,6 +152,8 @@ def test_a_script_that_failed_is_told_with_its_reason_and_what_follows() -> None
         (BACK, "loading"),
         (AGAIN, "back"),
         (job(3, (0, 1, 2), (0, 1), cleo=report(2, part="forwards", failure=KILLED)), "forwards"),
+        (job(3, (0, 1, 2), (0, 1), cleo=report(2, part="rests")), "rests"),
+        (job(3, (0, 1), (0, 1), cleo=report(2, part="rests")), "lost"),
         (job(1, (0, 1, 2), cleo=report(2, exit_code=0)), "done"),
         (job(2, (0, 1), cleo=report(2, exit_code=0)), "done"),
         (job(2, (0, 1)), "lost"),

@@ -22,6 +22,7 @@ from meshtraind.job_start.beginning import JobBeginning
 from meshtraind.jobs.routing import JobRouter
 from meshtraind.learner import supervisor as learnerlife
 from meshtraind.learner.script_error import ScriptError
+from meshtraind.owner.live_settings import LiveSettings
 from meshtraind.runtime.tasks import TaskSet, told_elsewhere
 from meshtraind.session.session import JobSession
 from meshtraind.storage.blobs import BlobStore
@@ -86,7 +87,7 @@ class Script:
         self.said: list[str] = []
         self.told: list[Wire] = []
 
-    async def start(self, _environment: object, _said: str) -> None:
+    async def start(self, _environment: object, _niceness: int, _said: str) -> None:
         Script.newest[self.laptop] = self
         Script.started.append(self.laptop)
         if self.laptop in Script.fails:
@@ -205,6 +206,7 @@ class Laptop:
         node = SimpleNamespace(
             device=self.member.device, incarnation=1, name=self.member.name, member=self.member, links=self.links,
             history=history, patience_s=2.0, blobs=BlobStore(folder / "blobs"), data_dir=folder,
+            settings=LiveSettings(folder),
             job_folder=lambda job: folder / "jobs" / job,
             entrance=SimpleNamespace(address="", learners=LearnerTokens()),
             software=Software(meshtrain="0", python="3", torch=None, system="any"),

@@ -13,6 +13,7 @@ from meshtraind.jobs.admission import Admission
 from meshtraind.jobs.queries import JobQueries
 from meshtraind.jobs.registry import JobRegistry
 from meshtraind.jobs.routing import JobRouter
+from meshtraind.owner.live_settings import LiveSettings
 from meshtraind.peers.selection import choose_members
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session import invitations as inviting
@@ -65,7 +66,7 @@ class Invited:
         self.links = {member.device: link(member) for member in (ANNA, BERT)}
         self.node = SimpleNamespace(
             device=CLEO.device, name="cleo", member=CLEO, links=self.links, history=HISTORY,
-            data_dir=folder,
+            data_dir=folder, settings=LiveSettings(folder),
             software=SimpleNamespace(torch="2.0"), job_folder=lambda job: folder / job,
             blobs=SimpleNamespace(release=lambda _job: None, trim=lambda: None),
         )  # fmt: skip

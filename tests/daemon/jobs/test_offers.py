@@ -16,6 +16,7 @@ from meshtraind.jobs.checkpoint_search import CheckpointSearch
 from meshtraind.jobs.routing import JobRouter
 from meshtraind.jobs.submission import Submission, check_ranks
 from meshtraind.learner import software
+from meshtraind.owner.live_settings import LiveSettings
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.job_history import JobHistory
 from meshtraind.storage.job_record import Job
@@ -75,7 +76,7 @@ class Bert:
         self.node: Any = SimpleNamespace(
             device=BERT.device, name="bert", member=BERT, incarnation=1, links=self.links, history=self.history,
             software=SimpleNamespace(torch="2.0"), job_folder=lambda job: folder / "jobs" / job,
-            blobs=BlobStore(folder / "blobs"), data_dir=folder,
+            blobs=BlobStore(folder / "blobs"), data_dir=folder, settings=LiveSettings(folder),
         )  # fmt: skip
         self.jobs = JobRouter(cast(Any, self.node), DialsNobody())
 

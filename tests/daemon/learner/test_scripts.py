@@ -420,7 +420,7 @@ async def test_the_record_of_an_earlier_process_is_not_that_of_the_next(tmp_path
         for what, kind in (("fail", "ValueError"), ("pass", None)):
             spec = cast(Any, SimpleNamespace(script="train.py", args=(what,), independent=False, engine="mesh"))
             process = LearnerProcess(folder, spec, tmp_path / "rank0.log", memory, Path(sys.executable))
-            await process.start({})
+            await process.start({}, 5)
             assert await process.wait() == (kind is not None)
             found = process.error()
             assert (found and found.kind) == kind

@@ -19,6 +19,7 @@ from meshtraind.learner import supervisor as learnerlife
 from meshtraind.learner.environment import ScriptPlace
 from meshtraind.learner.shared_memory import SharedMemoryError
 from meshtraind.learner.supervisor import LearnerSupervisor
+from meshtraind.owner.live_settings import LiveSettings
 from meshtraind.recovery import join_requests as joining
 from meshtraind.recovery.join_requests import JoinRequests
 from meshtraind.rounds.catchup import Beginning, FalseRoundError, answer_catch_up, fetch_beginning, fetch_rounds
@@ -443,7 +444,7 @@ class SlowProcess:
     def running(self) -> bool:
         return self in self.alive
 
-    async def start(self, _environment: object, _said: str) -> None:
+    async def start(self, _environment: object, _niceness: int, _said: str) -> None:
         await asyncio.sleep(0.01)
         SlowProcess.started += 1
         self.alive.add(self)
@@ -469,7 +470,11 @@ def life(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LearnerSupervisor:
     monkeypatch.setattr(SlowProcess, "started", 0)
     spec = SimpleNamespace(job=JOB, script="train.py", args=(), requirements=())
     job = SimpleNamespace(folder=tmp_path, rank=0, spec=spec, members=(1, 2))
-    node = SimpleNamespace(entrance=SimpleNamespace(address="", learners=LearnerTokens()), data_dir=tmp_path)
+    node = SimpleNamespace(
+        entrance=SimpleNamespace(address="", learners=LearnerTokens()),
+        data_dir=tmp_path,
+        settings=LiveSettings(tmp_path),
+    )
     return LearnerSupervisor(cast(Any, node), cast(Any, job), 1)
 
 

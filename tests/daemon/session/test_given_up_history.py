@@ -17,6 +17,7 @@ import pytest
 from meshtraind import cli
 from meshtraind.jobs.routing import JobRouter
 from meshtraind.learner import supervisor as learnerlife
+from meshtraind.owner.live_settings import LiveSettings
 from meshtraind.recovery import checkpointer as checkpointing
 from meshtraind.recovery import given_up_history as parting
 from meshtraind.recovery.given_up_history import TOO_LATE
@@ -389,7 +390,7 @@ class Laptop:
         self.said: list[Wire] = []
         node = SimpleNamespace(
             device=anna.device, incarnation=1, name=anna.name, member=anna, links=self.links, history=history,
-            patience_s=5.0, blobs=BlobStore(folder / "blobs"), data_dir=folder,
+            patience_s=5.0, blobs=BlobStore(folder / "blobs"), data_dir=folder, settings=LiveSettings(folder),
             job_folder=lambda job: folder / "jobs" / job,
             entrance=SimpleNamespace(address="", learners=LearnerTokens()),
             software=Software(meshtrain="0", python="3", torch=None, system="any"),

@@ -22,6 +22,7 @@ from meshtraind.jobs.routing import JobRouter
 from meshtraind.learner import supervisor as learnerlife
 from meshtraind.learner.script_error import ScriptError
 from meshtraind.learner.supervisor import LearnerSupervisor
+from meshtraind.owner.live_settings import LiveSettings
 from meshtraind.peers.links import Links
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session import session as session_module
@@ -340,6 +341,7 @@ class Promised:
             links={member.device: SimpleNamespace(hello=member, connection=None) for member in members[:2]},
             job_folder=lambda _id: folder,
             data_dir=folder,
+            settings=LiveSettings(folder),
         )
         self.node = node
         self.jobs = JobRouter(cast(Any, node), DialsNobody())
@@ -557,7 +559,7 @@ class Script:
     def __init__(self, *_args: object) -> None:
         self.code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-    async def start(self, _environment: object, _said: str) -> None:
+    async def start(self, _environment: object, _niceness: int, _said: str) -> None:
         Script.running = self
 
     async def wait(self) -> int:
@@ -639,7 +641,7 @@ def board_of_one(monkeypatch: pytest.MonkeyPatch, folder: Path) -> JobRouter:
     history = cast(Any, SimpleNamespace(put=lambda _record: None))
     node = SimpleNamespace(
         device=who.device, name=who.name, member=who, links={}, blobs=BlobStore(folder / "blobs"), history=history,
-        job_folder=lambda id_: folder / "jobs" / id_, patience_s=5.0, data_dir=folder,
+        job_folder=lambda id_: folder / "jobs" / id_, patience_s=5.0, data_dir=folder, settings=LiveSettings(folder),
         entrance=SimpleNamespace(address="", learners=LearnerTokens()),
         software=Software(meshtrain="0", python="3", torch=None, system="any"),
     )  # fmt: skip

@@ -15,6 +15,7 @@ import pytest
 
 from meshtraind.jobs.queries import JobQueries
 from meshtraind.jobs.routing import JobRouter
+from meshtraind.owner.live_settings import LiveSettings
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.job_history import JobHistory
 from meshtraind.storage.job_record import summary_of
@@ -87,7 +88,7 @@ async def test_a_daemon_deletes_what_has_expired_says_so_and_leaves_all_else_alo
         os.utime(make(jobs, name), (old_s, old_s) if name != unknown else None)
     node: Any = SimpleNamespace(
         device=device, name="anna", history=history, links={}, job_folder=lambda id_: jobs / id_,
-        blobs=BlobStore(tmp_path / "blobs"), data_dir=tmp_path,
+        blobs=BlobStore(tmp_path / "blobs"), data_dir=tmp_path, settings=LiveSettings(tmp_path),
     )  # fmt: skip
     board = JobRouter(node, DialsNobody())
     board.housekeeper.keep_clean()

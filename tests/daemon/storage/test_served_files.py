@@ -288,7 +288,7 @@ async def test_a_log_that_was_replaced_is_neither_served_nor_waited_for(
     memory = SharedMemory()
     try:
         with pytest.raises(OSError, match=r"'0.log' is no file but a pipe"):
-            await LearnerProcess(job, SPEC, log, memory, Path(sys.executable)).start({})
+            await LearnerProcess(job, SPEC, log, memory, Path(sys.executable)).start({}, 5)
     finally:
         memory.close()
     log.unlink()

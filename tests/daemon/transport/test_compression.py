@@ -120,7 +120,7 @@ class Lying(Lossless):
         super().__init__(LinkRate())
         self._packed = packed
 
-    def packed(self, payload: memoryview | bytes) -> bytes | None:
+    def packed(self, payload: memoryview | bytes, capped_bytes_per_s: float | None = None) -> bytes | None:
         return self._packed
 
 

@@ -95,7 +95,7 @@ function fill(body, items, id, cells, buttons) {
 }
 const number = (text) => [text, "number"];
 const STATES = { linked: "good", paired: "", waiting: "warn", seen: "" };
-const PARTS = { in: "good", back: "good", done: "good", loading: "warn", forwards: "warn", lost: "bad", refused: "bad", ended: "bad" };
+const PARTS = { in: "good", back: "good", done: "good", loading: "warn", forwards: "warn", rests: "warn", lost: "bad", refused: "bad", ended: "bad" };
 const mbit = (bytes_s) => `${short(bytes_s * 8 / 1e6)} Mbit/s`;
 const linkOf = (peer) => state.peers.filter((other) => other.name === peer.name).length === 1 ? state.links.get(peer.name) : undefined;
 function rateOf(peer) {

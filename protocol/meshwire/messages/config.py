@@ -1,0 +1,43 @@
+"""Settings of a daemon, for `meshtrain config`, on the local endpoint."""
+
+from typing import Annotated
+
+from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr
+
+from meshwire import limits
+from meshwire.message_base import Wire
+from meshwire.messages.envelope import message
+from meshwire.messages.job import Text
+
+SettingValue = StrictBool | StrictInt | StrictFloat | StrictStr
+
+
+@message("get.config")
+class GetConfig(Wire):
+    """Request. Reply: `ConfigShown`."""
+
+
+@message("set.config")
+class SetConfig(Wire):
+    """Request: set a key to what a person has typed; None: back to its default. Reply: `ConfigShown`."""
+
+    key: Annotated[str, Field(max_length=64)]
+    value: Annotated[str, Field(max_length=limits.CONFIG_VALUE_CHARS_MAX)] | None
+
+
+class ConfigEntry(Wire):
+    """One key."""
+
+    key: Text
+    value: SettingValue  # that counts now
+    default: SettingValue
+    about: Text  # what it does, and what it takes
+
+
+@message("config")
+class ConfigShown(Wire):
+    """Reply: every key; the file that they are in; and what is wrong with that, where it could not be read."""
+
+    path: Text
+    problem: Text | None
+    entries: tuple[ConfigEntry, ...]

@@ -1,0 +1,187 @@
+"""When learners rest for the owner of their machine (`owner/resting.py`), and how they do (R5, J3)."""
+
+import asyncio
+from datetime import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import psutil
+import pytest
+
+from meshtraind.owner.quiet_hours import QuietHours
+from meshtraind.owner.resting import on_battery, why_rest
+from meshtraind.owner.settings import OwnerSettings, SettingsError
+from meshtraind.session.session import JobSession
+from meshwire.codecs.registry import parse_codec
+from meshwire.jobs.lifecycle import JobState
+from meshwire.messages.learner import LearnerApplied, LearnerBucket, LearnerSealed, RoundDone
+from meshwire.model.plan import plan_buckets
+from tests.daemon.session.test_session_edges import MODEL, Script, board_of_one, job_alone, may_start, prepare
+from tests.daemon.waiting import until
+
+WHY = "quiet hours until 07:00"
+
+
+@pytest.mark.parametrize(
+    ("hours", "quiet", "loud"),
+    [
+        ("22:00-07:00", ["22:00", "23:59", "00:00", "06:59"], ["07:00", "12:00", "21:59"]),
+        ("8:30 - 12:00", ["08:30", "11:59"], ["08:29", "12:00", "00:00"]),
+        ("off", [], ["00:00", "12:00"]),
+    ],
+)
+def test_quiet_hours_hold_over_midnight_too(hours: str, quiet: list[str], loud: list[str]) -> None:
+    settings = OwnerSettings.read({"quiet_hours": hours})
+    rests = [now for now in quiet + loud if why_rest(settings, time.fromisoformat(now), False)]
+    assert rests == quiet
+
+
+@pytest.mark.parametrize("text", ["", "22-7", "24:00-07:00", "22:60-07:00", "22:00-22:00", "22:00-07:00x", "on"])
+def test_other_hours_are_refused_with_an_example(text: str) -> None:
+    with pytest.raises(SettingsError, match="as in 22:00-07:00, or off"):
+        OwnerSettings.read({"quiet_hours": text})
+    with pytest.raises(ValueError, match="22:00-07:00"):
+        QuietHours.parse(text)
+
+
+def test_a_battery_counts_where_that_is_set_and_the_reason_is_told() -> None:
+    noon = time(12, 0)
+    assert why_rest(OwnerSettings(), noon, True) is None
+    assert why_rest(OwnerSettings(pause_on_battery=True), noon, False) is None
+    assert "battery" in (why_rest(OwnerSettings(pause_on_battery=True), noon, True) or "")
+    assert why_rest(OwnerSettings(quiet_hours="22:00-07:00"), time(23, 0), False) == WHY
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (None, False),
+        (SimpleNamespace(power_plugged=None), False),
+        (SimpleNamespace(power_plugged=True), False),
+        (SimpleNamespace(power_plugged=False), True),
+    ],
+)
+def test_a_machine_that_does_not_say_so_is_on_no_battery(
+    found: Any, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: found, raising=False)
+    assert on_battery() is expected
+
+
+async def one_step(session: JobSession) -> None:
+    """What a learner says from its call until its first round is complete."""
+    told = await prepare(session)
+    await until(lambda: may_start(told), "the first step")
+    plan = plan_buckets(MODEL, session.job.spec.bucket_bytes, parse_codec(session.job.spec.codec))
+    for bucket in plan.buckets:
+        session.learner.notice(LearnerBucket(step=1, bucket=bucket.index, weight=1.0))
+    session.learner.notice(LearnerSealed(step=1, used=b"\x01", integers=()))
+    await until(lambda: any(isinstance(body, RoundDone) for body in told), "the first round")
+    session.learner.notice(LearnerApplied(round=1))
+
+
+@pytest.mark.asyncio
+async def test_what_would_be_lost_does_not_rest(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """J3: a learner that alone has the state, which it leaves nowhere, goes on; and that is said once."""
+    board = board_of_one(monkeypatch, tmp_path)
+    session = job_alone(board, tmp_path, "fp32", 1)
+    monkeypatch.setattr(session.passage, "save", nothing_is_saved)
+    await one_step(session)
+    first = Script.running
+    for _ in range(3):
+        board.registry.look_whether_to_rest(WHY)
+        await until(lambda: session._learners.rests is None, "the decision")
+    assert Script.running is first
+    assert session.job.counted == (0,)
+    assert caplog.text.count("it does not rest") == 1
+    await session.close()
+    await board._tasks.close()
+
+
+def part(session: JobSession) -> str:
+    """What the other members are told."""
+    session.tell_report()
+    return session.job.reports[0].part
+
+
+async def nothing_is_saved() -> None:
+    """As where checkpoints are off."""
+
+
+@pytest.mark.asyncio
+async def test_a_learner_rests_and_comes_back_by_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """R5, J3: its process ends, its rank rests in the next generation, nobody starts another one until it may; and that
+    costs none of the restarts that a script has."""
+    board = board_of_one(monkeypatch, tmp_path)
+    session = job_alone(board, tmp_path, "fp32", 1)
+    await until(lambda: session.job.state is JobState.RUNNING, "its script")
+    board.registry.look_whether_to_rest(WHY)
+    assert session._learners.rests is None, "not before the job has begun"
+    await one_step(session)
+    monkeypatch.setattr(session.maker.memory.kept, "round", lambda: 1)
+    first = Script.running
+    for _ in range(3):
+        board.registry.look_whether_to_rest(WHY)
+    assert session._learners.rests == WHY
+    await until(lambda: not session.job.counted, "a generation in which its rank rests")
+    assert part(session) == "rests"
+    assert session.job.reports[0].failure is None
+    await asyncio.sleep(0.1)
+    assert Script.running is first
+    assert not session.job.ending
+    board.registry.look_whether_to_rest(None)
+    await until(lambda: Script.running is not first, "the next process")
+    assert (session._learners._kills, session._learners.restarts) == (0, 0)
+    assert part(session) == "computes"
+    await session.close()
+    await board._tasks.close()
+
+
+@pytest.mark.asyncio
+async def test_a_job_that_ends_while_a_learner_rests_ends_here_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    board = board_of_one(monkeypatch, tmp_path)
+    session = job_alone(board, tmp_path, "fp32", 1)
+    await one_step(session)
+    monkeypatch.setattr(session.maker.memory.kept, "round", lambda: 1)
+    board.registry.look_whether_to_rest(WHY)
+    await until(lambda: not session.job.counted, "its rest")
+    session.end("cancelled", "enough", now=False)
+    await until(session.closed.is_set, "the end")
+    assert session.job.state is JobState.CANCELLED
+    await board._tasks.close()
+
+
+def test_who_rests_does_not_keep_all_from_beginning_anew() -> None:
+    """G9: where every base was lost all prepare again, and wait for each other."""
+    session = cast(Any, JobSession.__new__(JobSession))
+    session.job = SimpleNamespace(state=JobState.RUNNING, spec=SimpleNamespace(job="x", independent=False))
+    session.passage = SimpleNamespace(founding=True)
+    session.group = SimpleNamespace(used=False)
+    session.learner = SimpleNamespace(rounds=SimpleNamespace(complete=0))
+    rose: list[bool] = []
+    session._learners = SimpleNamespace(rests=WHY, rise=lambda: rose.append(True))
+    session._metrics = SimpleNamespace(part="rests")
+    session.look_whether_to_rest(WHY)
+    assert rose
+
+
+@pytest.mark.parametrize("what", ["process group", "independent", "no round yet"])
+def test_who_cannot_be_missed_does_not_rest(what: str) -> None:
+    """P4: the loss of a process would end a group; J3: one that trains by itself leaves nothing to take over; G9:
+    all would begin anew, and it with them, again and again."""
+    session = cast(Any, JobSession.__new__(JobSession))
+    session.job = SimpleNamespace(
+        state=JobState.RUNNING, spec=SimpleNamespace(job="x", independent=what == "independent")
+    )
+    session.passage = SimpleNamespace(founding=False)
+    session.group = SimpleNamespace(used=what == "process group")
+    session.learner = SimpleNamespace(rounds=SimpleNamespace(complete=0 if what == "no round yet" else 3))
+    session._cannot_rest = None
+    session._learners = SimpleNamespace(rests=None)
+    session.look_whether_to_rest(WHY)
+    assert session._learners.rests is None
