@@ -237,4 +237,5 @@ class App:
             pins.close()
 
     def _look_whether_to_rest(self, settings: OwnerSettings) -> None:
-        self.jobs.registry.look_whether_to_rest(why_rest(settings, datetime.now().time(), on_battery()))
+        battery = settings.pause_on_battery and on_battery()
+        self.jobs.registry.look_whether_to_rest(why_rest(settings, datetime.now().time(), battery))
