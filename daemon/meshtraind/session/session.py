@@ -539,7 +539,7 @@ class JobSession:
 
     async def leave(self) -> bool:
         """Lets the others go on without this device. False where there is nobody who could."""
-        if self.job.ending or self._by_torchrun or not self.passage.may_leave:
+        if self.job.ending or self.job.spec.engine == "torchrun" or not self.passage.may_leave:
             return False
         self._metrics.part = "leaves"
         self.tell_report()

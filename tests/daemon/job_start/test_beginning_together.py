@@ -179,7 +179,7 @@ async def test_a_state_is_given_again_where_what_it_leaves_out_is_equal() -> Non
     files = SimpleNamespace(begin=begin, keep=keep, discard=discard, release=discard)
     rounds = SimpleNamespace(chain_after=lambda _round: START)
     learner = SimpleNamespace(states=SimpleNamespace(save=save), rounds=rounds)
-    job = SimpleNamespace(spec=SimpleNamespace(job=JOB, restarts_max=None), generation=None)
+    job = SimpleNamespace(spec=SimpleNamespace(job=JOB, restarts_max=None, engine="mesh"), generation=None)
     tasks = TaskSet("test")
     donor = StateDonor(cast(Any, job), files, cast(Any, learner), cast(Any, SimpleNamespace(newest=None)), tasks)
 

@@ -247,7 +247,7 @@ async def test_a_job_with_a_trace_records_its_membership(tmp_path: Path) -> None
         member.device: SimpleNamespace(hello=SimpleNamespace(incarnation=member.incarnation)) for member in MEMBERS
     }
     node = SimpleNamespace(member=MEMBERS[0], device=ONE, patience_s=5.0, links=links)
-    spec = SimpleNamespace(job=JOB, trace=True, partition_wait=None, peers_max=None, restarts_max=None)
+    spec = SimpleNamespace(job=JOB, trace=True, partition_wait=None, peers_max=None, restarts_max=None, engine="mesh")
     job = SimpleNamespace(spec=spec, generation=FIRST, members=MEMBERS, folder=tmp_path, wait=lambda _reason: None)
     for name in ("membership.jsonl", "membership-2.jsonl"):
         tasks, recorder = TaskSet("test"), MembershipRecorder(membership_trace(tmp_path))

@@ -468,7 +468,7 @@ def life(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LearnerSupervisor:
     monkeypatch.setattr(learnerlife, "learner_environment", lambda *_args, **_options: {})
     monkeypatch.setattr(SlowProcess, "alive", set())
     monkeypatch.setattr(SlowProcess, "started", 0)
-    spec = SimpleNamespace(job=JOB, script="train.py", args=(), requirements=())
+    spec = SimpleNamespace(job=JOB, script="train.py", args=(), requirements=(), engine="mesh")
     job = SimpleNamespace(folder=tmp_path, rank=0, spec=spec, members=(1, 2))
     node = SimpleNamespace(
         entrance=SimpleNamespace(address="", learners=LearnerTokens()),
@@ -1048,7 +1048,9 @@ class Bereaved:
         passage._begun = True
         passage._checkpointing = SimpleNamespace(round_complete=lambda *_: None)
         passage._job = SimpleNamespace(
-            folder=Path("none"), spec=SimpleNamespace(job=JOB, resume=None, restarts_max=None), begins=True
+            folder=Path("none"),
+            spec=SimpleNamespace(job=JOB, resume=None, restarts_max=None, engine="mesh"),
+            begins=True,
         )
         passage.beginning = JobBeginning(cast(Any, passage._job))
         passage._maker = SimpleNamespace(manifest=MANIFEST, memory=SimpleNamespace(kept=self))

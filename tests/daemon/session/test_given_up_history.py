@@ -140,7 +140,9 @@ async def test_a_loss_is_told_however_soon_the_learner_is_needed_no_more() -> No
     told: list[GivenUp] = []
     over: list[object] = []
     job = SimpleNamespace(
-        spec=SimpleNamespace(job="ab" * 6, restarts_max=None), wait=lambda _reason: None, take_given_up=told.extend
+        spec=SimpleNamespace(job="ab" * 6, restarts_max=None, engine="mesh"),
+        wait=lambda _reason: None,
+        take_given_up=told.extend,
     )
 
     async def write() -> Any:

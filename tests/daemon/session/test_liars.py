@@ -92,7 +92,7 @@ class Hearer:
             reports={},
             members=members,
             rank_of=lambda device: [member.device for member in members].index(device),
-            spec=SimpleNamespace(job=JOB, restarts_max=None),
+            spec=SimpleNamespace(job=JOB, restarts_max=None, engine="mesh"),
             generation=SimpleNamespace(learning=learning) if learning else None,
             counted=learning,
         )

@@ -133,7 +133,7 @@ def job_of(names: str, rank: int, gone: set[int] | None = None) -> Job:
     """What barriers look at."""
     members = tuple(Member(device=f"{of:064x}", incarnation=1, name=name) for of, name in enumerate(names))
     generation = computing(JOB, members[0].device, members)
-    spec = SimpleNamespace(job=JOB, peers_max=None, partition_wait=None, trace=False, restarts_max=None)
+    spec = SimpleNamespace(job=JOB, peers_max=None, partition_wait=None, trace=False, restarts_max=None, engine="mesh")
     hashes = ReplicaHashes(range(len(members)))
     job = SimpleNamespace(
         spec=spec,
@@ -309,7 +309,10 @@ async def test_what_a_job_held_is_given_back_when_it_is_over(tmp_path: Path) -> 
     parts = Parts()
     held = weakref.ref(parts)
     job = SimpleNamespace(
-        spec=SimpleNamespace(job=JOB, restarts_max=None), folder=tmp_path / JOB, ended=True, state=JobState.SUCCEEDED
+        spec=SimpleNamespace(job=JOB, restarts_max=None, engine="mesh"),
+        folder=tmp_path / JOB,
+        ended=True,
+        state=JobState.SUCCEEDED,
     )
     session: Any = SimpleNamespace(job=job, closed=closed, guests=(), parts=parts)
     node: Any = SimpleNamespace(blobs=SimpleNamespace(release=lambda _job: None, trim=lambda: None))
@@ -347,7 +350,7 @@ class Promised:
         self.jobs = JobRouter(cast(Any, node), DialsNobody())
         spec = SimpleNamespace(
             job=JOB, name="x", script="x", args=(), codec="fp16", topology=None, seed=0, submitter=members[0].device,
-            created_at_s=0.0, sync=SimpleNamespace(text=lambda: "bsp"), resume=None,
+            created_at_s=0.0, sync=SimpleNamespace(text=lambda: "bsp"), resume=None, engine="mesh",
         )  # fmt: skip
         history = cast(Any, SimpleNamespace(put=lambda _record: None))
         self.job = Job(cast(Any, spec), members, 2, folder, history)
@@ -439,7 +442,12 @@ async def test_a_script_that_is_started_again_and_fails_otherwise_is_told_with_i
     session = JobSession.__new__(JobSession)
     session.job = cast(
         Job,
-        SimpleNamespace(state=JobState.RUNNING, ending=False, rank=1, spec=SimpleNamespace(job=JOB, restarts_max=None)),
+        SimpleNamespace(
+            state=JobState.RUNNING,
+            ending=False,
+            rank=1,
+            spec=SimpleNamespace(job=JOB, restarts_max=None, engine="mesh"),
+        ),
     )
     session.job.reports = {}
     session._node = cast(Any, SimpleNamespace(name="bert"))
@@ -490,7 +498,7 @@ async def test_the_job_ends_where_all_scripts_are_given_up_and_all_are_out(canno
         Job,
         SimpleNamespace(
             state=JobState.RUNNING, ending=False, rank=1, members=members,
-            spec=SimpleNamespace(job=JOB, restarts_max=None),
+            spec=SimpleNamespace(job=JOB, restarts_max=None, engine="mesh"),
             reports={rank: SimpleNamespace(part="forwards", exit_code=None) for rank in (0, 2)},
         ),
     )  # fmt: skip
@@ -823,6 +831,6 @@ def test_a_job_of_several_devices_has_exchanged_something(
         rank: RankReport(job=JOB, rank=rank, state="finishing", exit_code=0, metrics=Metrics(round=round_))
         for rank, round_ in enumerate(rounds)
     }
-    spec = SimpleNamespace(independent=independent)
+    spec = SimpleNamespace(independent=independent, engine="mesh")
     job = SimpleNamespace(members=members, spec=spec, reports=reports)
     assert Job.should_have_exchanged.fget(job) is should  # type: ignore[attr-defined]

@@ -27,7 +27,7 @@ async def test_a_script_that_fails(survives: bool, others: bool, fails: bool) ->
         state=JobState.RUNNING,
         ending=False,
         rank=1,
-        spec=SimpleNamespace(job=new_job_id(bytes(8))),
+        spec=SimpleNamespace(job=new_job_id(bytes(8)), engine="mesh"),
         members=MEMBERS,
         reports={},
         others_go_on=others,
