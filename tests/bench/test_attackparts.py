@@ -67,7 +67,7 @@ def test_the_same_seed_makes_the_same_mutants() -> None:
 def test_mutants_are_of_every_kind_and_some_come_behind_the_first_checks() -> None:
     mutants = Mutants(random.Random(1), JOB, 7)
     kinds = {"chunk": 0, "broken header": 0, "refused": 0, "accepted": 0, "of the job": 0}
-    for _ in range(1000):
+    for _ in range(2000):
         data = mutants.frame()
         header = decode_header(data)
         if isinstance(header, str):

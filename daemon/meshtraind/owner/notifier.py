@@ -41,7 +41,7 @@ _OSASCRIPT = ("on run argv", 'display notification (item 1 of argv) with title "
 
 
 @dataclass(frozen=True, slots=True)
-class JobNews:
+class OwnerNotice:
     """What is told of a job.
 
     Attributes:
@@ -72,14 +72,14 @@ class JobWatch:
     def __init__(self) -> None:
         self._told: dict[str, _Told] = {}
 
-    def look(self, jobs: Iterable[Job], now_s: float) -> list[JobNews]:
+    def look(self, jobs: Iterable[Job], now_s: float) -> list[OwnerNotice]:
         """What has happened since the last look. Each end is told once, and each need."""
         known = {job.spec.job: job for job in jobs}
         self._told = {id_: self._told.get(id_, _Told()) for id_ in known}
         found = (self._news(job, self._told[id_], now_s) for id_, job in known.items())
         return [news for news in found if news is not None]
 
-    def _news(self, job: Job, told: _Told, now_s: float) -> JobNews | None:
+    def _news(self, job: Job, told: _Told, now_s: float) -> OwnerNotice | None:
         if job.ended:
             first, told.ended = not told.ended, True
             if not first or job.left:
@@ -100,10 +100,10 @@ class JobWatch:
         return _news(job, HELP, need, why)
 
 
-def _news(job: Job, state: str, verb: str, why: str) -> JobNews:
+def _news(job: Job, state: str, verb: str, why: str) -> OwnerNotice:
     name, id_ = printable(job.spec.name), job.spec.job
     why = printable(why.strip().splitlines()[0] if why.strip() else "")[: limits.REASON_CHARS_MAX]
-    return JobNews(id_, name, state, why, f"{name} ({id_}) {verb}{': ' if why else ''}{why}")
+    return OwnerNotice(id_, name, state, why, f"{name} ({id_}) {verb}{': ' if why else ''}{why}")
 
 
 class Notifier:
@@ -136,7 +136,7 @@ class Notifier:
         for news in self._watch.look(self._jobs.values(), time.monotonic()):
             self.tell(news)
 
-    def tell(self, news: JobNews) -> None:
+    def tell(self, news: OwnerNotice) -> None:
         """Tells the owner, soon."""
         setting = self._settings.now.notify
         if setting == NOTIFY_OFF:
@@ -151,7 +151,7 @@ class Notifier:
         """What is being told is cut off."""
         await self._tasks.close()
 
-    async def _run(self, setting: str, news: JobNews) -> None:
+    async def _run(self, setting: str, news: OwnerNotice) -> None:
         try:
             async with self._one:
                 if setting != NOTIFY_DESKTOP:
@@ -194,7 +194,7 @@ class Notifier:
             log.warning("notify: exit code %d: %s", code, printable(said.decode(errors="replace").strip()))
 
 
-def variables(news: JobNews) -> dict[str, str]:
+def variables(news: OwnerNotice) -> dict[str, str]:
     """What a command of the owner's finds in its environment."""
     return {
         "MESHTRAIN_JOB": news.job,

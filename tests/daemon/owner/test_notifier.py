@@ -10,12 +10,14 @@ from typing import Any, cast
 import pytest
 
 from meshtraind.owner.live_settings import LiveSettings
-from meshtraind.owner.notifier import HELP, QUEUED_MAX, WAITS_S, JobNews, JobWatch, Notifier, desktop_command
+from meshtraind.owner.notifier import HELP, QUEUED_MAX, WAITS_S, OwnerNotice, JobWatch, Notifier, desktop_command
 from meshtraind.storage.job_record import Job
 from meshwire.jobs.lifecycle import TERMINAL_STATES, JobState
 from tests.daemon.waiting import until
 
-NEWS = JobNews("1kx3", "gpt", "failed", 'it "broke"; $(touch evil)', 'gpt (1kx3) has failed: it "broke"; $(touch evil)')
+NEWS = OwnerNotice(
+    "1kx3", "gpt", "failed", 'it "broke"; $(touch evil)', 'gpt (1kx3) has failed: it "broke"; $(touch evil)'
+)
 
 
 def a_job(job: str = "1kx3", **now: Any) -> Any:

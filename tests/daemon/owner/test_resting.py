@@ -161,7 +161,7 @@ def test_who_rests_does_not_keep_all_from_beginning_anew() -> None:
     session = cast(Any, JobSession.__new__(JobSession))
     session.job = SimpleNamespace(state=JobState.RUNNING, spec=SimpleNamespace(job="x", independent=False))
     session.passage = SimpleNamespace(founding=True)
-    session.group = SimpleNamespace(used=False)
+    session.worlds = SimpleNamespace(group=SimpleNamespace(used=False))
     session.learner = SimpleNamespace(rounds=SimpleNamespace(complete=0))
     rose: list[bool] = []
     session._learners = SimpleNamespace(rests=WHY, rise=lambda: rose.append(True))
@@ -179,7 +179,7 @@ def test_who_cannot_be_missed_does_not_rest(what: str) -> None:
         state=JobState.RUNNING, spec=SimpleNamespace(job="x", independent=what == "independent")
     )
     session.passage = SimpleNamespace(founding=False)
-    session.group = SimpleNamespace(used=what == "process group")
+    session.worlds = SimpleNamespace(group=SimpleNamespace(used=what == "process group"))
     session.learner = SimpleNamespace(rounds=SimpleNamespace(complete=0 if what == "no round yet" else 3))
     session._cannot_rest = None
     session._learners = SimpleNamespace(rests=None)
