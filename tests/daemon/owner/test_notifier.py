@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from meshtraind.owner.live_settings import LiveSettings
-from meshtraind.owner.notifier import HELP, QUEUED_MAX, WAITS_S, OwnerNotice, JobWatch, Notifier, desktop_command
+from meshtraind.owner.notifier import HELP, QUEUED_MAX, WAITS_S, JobWatch, Notifier, OwnerNotice, desktop_command
 from meshtraind.storage.job_record import Job
 from meshwire.jobs.lifecycle import TERMINAL_STATES, JobState
 from tests.daemon.waiting import until
