@@ -2,7 +2,7 @@
 
     python -m tests.torch_backend.conformance [--tests NAME ...] [--write]
 
-Takes about 80 seconds; `--write` writes what was seen into `conformance.json`, beside this file.
+Takes about two minutes; `--write` writes what was seen into `conformance.json`, beside this file.
 """
 
 import argparse
