@@ -9,6 +9,7 @@ checkpoints and torch's own tests were seen to call.
 """
 
 import contextlib
+import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -131,7 +132,7 @@ class MeshProcessGroup(_ProcessGroup):  # type: ignore[misc]
         timeout = asked if isinstance(asked, timedelta) and asked.total_seconds() > 0 else self._timeout
         number, timeout_s = self._operations, timeout.total_seconds()
 
-        def in_turn() -> None:
+        def in_turn() -> Callable[[], None]:
             op = Operation(self._members, number, what, timeout_s)
             try:
                 self._members.check()
@@ -146,7 +147,7 @@ class MeshProcessGroup(_ProcessGroup):  # type: ignore[misc]
             else:
                 failed = None
             end_mark()
-            work.end(failed)
+            return functools.partial(work.end, failed)
 
         self._worker.put(in_turn)
         return work

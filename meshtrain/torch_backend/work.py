@@ -1,6 +1,7 @@
 """What a collective returns at once: torch.distributed's `Work`, with its wait and its future."""
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -10,6 +11,7 @@ import torch.distributed as dist
 
 JOIN_TIMEOUT_S = 5.0  # for operations that were told to give up
 
+Operate = Callable[[], Callable[[], None]]  # runs an operation, and returns what tells of its end
 
 _Work: Any = dist.Work  # as of MeshProcessGroup
 
@@ -95,50 +97,72 @@ class GroupWork(_Work):  # type: ignore[misc]
 
 
 class OperationThreads:
-    """Runs the operations of one group in order, two at a time, as gloo does.
+    """Runs the operations of one group in the order in which they were put, two at a time, as gloo does.
 
-    One alone would leave the link empty between two operations.
+    One alone would leave the link empty between two operations. What follows on an operation, callbacks of its future,
+    may wait for another one of the same group, as PowerSGD's do: while it runs, its thread is not one of the two.
     """
 
-    THREADS = 2
+    AT_ONCE = 2
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._waiting: list[Callable[[], None] | None] = []
+        self._waiting: deque[Operate] = deque()
         self._changed = threading.Condition()
-        self._threads: list[threading.Thread] = []
+        self._threads: set[threading.Thread] = set()
+        self._idle = 0
+        self._running = 0
         self._closed = False
 
-    def put(self, run: Callable[[], None]) -> None:
-        """Runs it behind all that were put before; once closed at once, for it will fail."""
+    def put(self, operate: Operate) -> None:
+        """Runs it behind all that were put before, and then what it returns; once closed at once, for it will fail."""
         if self._closed:
-            run()
+            operate()()
             return
         with self._changed:
-            if not self._threads:
-                for _ in range(self.THREADS):
-                    thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                    self._threads.append(thread)
-                    thread.start()
-            self._waiting.append(run)
-            self._changed.notify()
+            self._waiting.append(operate)
+            self._see_to_next()
 
     def close(self) -> None:
         """Ends once nothing is left. A thread that Python finds in torch when it ends would take the process down."""
         with self._changed:
             self._closed = True
-            self._waiting.extend([None] * len(self._threads))
             self._changed.notify_all()
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(JOIN_TIMEOUT_S)
+            threads = self._threads - {threading.current_thread()}
+        for thread in threads:
+            thread.join(JOIN_TIMEOUT_S)
+
+    def _see_to_next(self) -> None:
+        """Has a thread take the next operation, if one may run now. Called with the lock."""
+        if not self._waiting or self._running == self.AT_ONCE:
+            return
+        if self._idle:
+            self._changed.notify()
+            return
+        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        self._threads.add(thread)
+        thread.start()
 
     def _run(self) -> None:
-        while True:
+        while (operate := self._next()) is not None:
+            finish = operate()
             with self._changed:
-                while not self._waiting:
-                    self._changed.wait()
-                run = self._waiting.pop(0)
-            if run is None:
-                return
-            run()
+                self._running -= 1
+                self._see_to_next()
+            finish()
+        with self._changed:
+            self._threads.discard(threading.current_thread())
+
+    def _next(self) -> Operate | None:
+        """The next operation, when one may run; None: this thread is not needed any more."""
+        with self._changed:
+            while not self._waiting or self._running == self.AT_ONCE:
+                if self._idle == self.AT_ONCE or (self._closed and not self._waiting):
+                    return None
+                self._idle += 1
+                self._changed.wait()
+                self._idle -= 1
+            self._running += 1
+            operate = self._waiting.popleft()
+            self._see_to_next()
+            return operate

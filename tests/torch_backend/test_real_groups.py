@@ -213,19 +213,20 @@ from torch.nn.parallel import DistributedDataParallel
 
 dist.init_process_group()
 torch.manual_seed(0)
-model = torch.nn.Linear(64, 64, bias=False)
-ddp = DistributedDataParallel(model)
+model = torch.nn.Sequential(*(torch.nn.Linear(64, 64, bias=False) for _ in range(4)))
+ddp = DistributedDataParallel(model, bucket_cap_mb=0.01)  # a bucket for each layer, all of them under way at once
+weight = model[0].weight
 noise = torch.randn(64, 64, generator=torch.Generator().manual_seed(dist.get_rank()))
 steps = []
 for _ in range(4):
     ddp.zero_grad()
     ddp(noise).square().mean().backward()
-    own = torch.autograd.grad(model(noise).square().mean(), model.weight)[0]
+    own = torch.autograd.grad(model(noise).square().mean(), weight)[0]
     exact = own.clone()
     dist.all_reduce(exact)  # the script's own: exact
     exact /= dist.get_world_size()
-    steps.append([float((model.weight.grad - exact).norm() / exact.norm()),
-                  int(torch.linalg.matrix_rank(model.weight.grad, rtol=1e-4))])
+    steps.append([float((weight.grad - exact).norm() / exact.norm()),
+                  int(torch.linalg.matrix_rank(weight.grad, rtol=1e-4))])
 pair = dist.new_group([0, 1])
 if dist.get_rank() < 2:  # a model of a subgroup: exact, too
     other = DistributedDataParallel(torch.nn.Linear(64, 64, bias=False), process_group=pair)
@@ -234,8 +235,8 @@ if dist.get_rank() < 2:  # a model of a subgroup: exact, too
     dist.all_gather(sums, torch.autograd.grad(other.module(noise).square().mean(), other.module.weight)[0], group=pair)
     torch.testing.assert_close(other.module.weight.grad, sums[0] / 2 + sums[1] / 2, rtol=0, atol=1e-9)
 everybodys = [torch.empty(64, 64) for _ in range(dist.get_world_size())]
-dist.all_gather(everybodys, model.weight.grad)
-assert all(torch.equal(each, model.weight.grad) for each in everybodys)
+dist.all_gather(everybodys, weight.grad)
+assert all(torch.equal(each, weight.grad) for each in everybodys)
 try:
     ddp.register_comm_hook(None, allreduce_hook)
 except Exception as error:
