@@ -15,6 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 from meshtrain.errors import UsageError
+from meshwire.codecs.registry import FP32
 from meshwire.codecs.spec import CodecSpec
 
 POWERSGD_START_MIN = 2  # torch's own: DDP plans its buckets anew behind the first step
@@ -22,28 +23,56 @@ POWERSGD_START_MIN = 2  # torch's own: DDP plans its buckets anew behind the fir
 log = logging.getLogger("meshtrain")
 
 
-def compress_buckets(codec: CodecSpec) -> None:
-    """Every DistributedDataParallel of the default group that is made from now on sends its gradients by this codec."""
+def install(codec: CodecSpec) -> None:
+    """Sees to the hooks of every DistributedDataParallel that is made from now on.
+
+    Args:
+        codec: of the gradients in the default group.
+    """
     init, register = DistributedDataParallel.__init__, DistributedDataParallel.register_comm_hook
+    compresses = codec != FP32
 
     @functools.wraps(init)
     def with_hook(self: Any, *args: Any, **options: Any) -> None:
         init(self, *args, **options)
-        if self.process_group is dist.group.WORLD:
+        if compresses and self.process_group is dist.group.WORLD:
             register(self, _state(codec), _hook(codec))
             if dist.get_rank() == 0:
                 log.info("DistributedDataParallel sends its gradients as %s; all else is exact", codec)
 
     @functools.wraps(register)
-    def only_one(self: Any, state: Any, hook: Any) -> None:
-        if self.process_group is dist.group.WORLD:
+    def registering(self: Any, state: Any, hook: Any) -> None:
+        if compresses and self.process_group is dist.group.WORLD:
             raise UsageError(
                 "the script registers a communication hook of its own: submit it without --codec, or without that hook"
             )
-        register(self, state, hook)
+        register(self, state, one_by_one(hook) if _sends_in_callbacks(hook) else hook)
 
     DistributedDataParallel.__init__ = with_hook  # type: ignore[method-assign]
-    DistributedDataParallel.register_comm_hook = only_one  # type: ignore[method-assign]
+    DistributedDataParallel.register_comm_hook = registering  # type: ignore[method-assign]
+
+
+def one_by_one(hook: Any) -> Any:
+    """The hook, which has each bucket reduced before the next one begins.
+
+    PowerSGD sends the second factor in a callback of the first one's future. With two buckets under way these callbacks
+    run in another order on each rank, and what one sends for the first bucket another would take for the second; with
+    gloo as well.
+    """
+
+    @functools.wraps(hook)
+    def waiting(state: Any, bucket: Any) -> Any:
+        future = hook(state, bucket)
+        future.wait()
+        return future
+
+    return waiting
+
+
+def _sends_in_callbacks(hook: Any) -> bool:
+    """PowerSGD, also in half precision: of torch's own hooks the only ones."""
+    name, module = getattr(hook, "__name__", ""), getattr(hook, "__module__", "")
+    return module == powerSGD_hook.__name__ or name.endswith("compress_wrapper_hook")
 
 
 def _state(codec: CodecSpec) -> Any:
@@ -64,7 +93,7 @@ def _hook(codec: CodecSpec) -> Any:
     if codec.name == "bf16":
         return _bf16_hook
     hook = powerSGD_hook.powerSGD_hook
-    return default_hooks.fp16_compress_wrapper(hook) if codec.choice("values") == "fp16" else hook
+    return one_by_one(default_hooks.fp16_compress_wrapper(hook) if codec.choice("values") == "fp16" else hook)
 
 
 def _bf16_hook(

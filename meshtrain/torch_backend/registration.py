@@ -8,14 +8,14 @@ from typing import Any
 import torch.distributed as dist
 
 from meshtrain.errors import UsageError
-from meshtrain.torch_backend.bucket_hooks import compress_buckets
+from meshtrain.torch_backend import bucket_hooks
 from meshtrain.torch_backend.operation import Members
 from meshtrain.torch_backend.process_group import BACKEND, MeshProcessGroup
 from meshtrain.torch_backend.reconfigurable import ReconfigurableGroup
 from meshtrain.torch_backend.relay import Relay
 from meshtrain.torch_backend.store import DaemonStore
 from meshtrain.train.link.environment import environment_of_job
-from meshwire.codecs.registry import FP32, parse_codec
+from meshwire.codecs.registry import parse_codec
 from meshwire.messages.group import GROUP_CODECS, GROUP_SETTINGS
 
 
@@ -31,7 +31,7 @@ class World:
         self._relay: Relay | None = None
         self._store: DaemonStore | None = None
         self.ranks: tuple[int, ...] | None = None
-        self._compresses = False
+        self._has_hooks = False
         self.groups: weakref.WeakSet[MeshProcessGroup] = weakref.WeakSet()
 
     def relay(self) -> Relay:
@@ -60,9 +60,9 @@ class World:
         if codec.name not in GROUP_CODECS or spec.sync.text() != "bsp" or spec.masks is not None:
             self.close()
             raise UsageError(f"this script uses torch.distributed: {GROUP_SETTINGS}")
-        if codec != FP32 and not self._compresses:
-            self._compresses = True
-            compress_buckets(codec)
+        if not self._has_hooks:
+            self._has_hooks = True
+            bucket_hooks.install(codec)
 
     def enter(self, store: Any, rank: int, size: int) -> tuple[int, ...]:
         """Makes the default group's world: all ranks agree on its number, and on who is who."""

@@ -246,10 +246,16 @@ print(json.dumps({"steps": steps, "said": said}), flush=True)
 
 
 @pytest.mark.parametrize(
-    ("codec", "error", "rank"), [("fp16", 2e-3, 64), ("bf16", 2e-2, 64), ("powersgd:3,warmup=2", 1.0, 3)]
+    ("codec", "error", "ranks"),
+    [
+        ("fp16", 2e-3, (30, 64)),
+        ("bf16", 2e-2, (30, 64)),
+        ("powersgd:3,warmup=2", 1.0, (3, 3)),
+        ("powersgd:3,warmup=2+fp16", 1.0, (3, 8)),
+    ],
 )
 def test_a_codec_is_for_the_gradients_of_ddp_alone(
-    mesh: LocalMesh, tmp_path: Path, codec: str, error: float, rank: int
+    mesh: LocalMesh, tmp_path: Path, codec: str, error: float, ranks: tuple[int, int]
 ) -> None:
     """P5. Compressed, equal on all ranks; what the script reduces itself, and models of subgroups, are exact."""
     ended = jobs.run(mesh.daemons[0], tmp_path, COMPRESSED, codec=codec)
@@ -257,7 +263,7 @@ def test_a_codec_is_for_the_gradients_of_ddp_alone(
     said = json.loads(log(mesh, ended.job, 0).splitlines()[-1])
     *_, (off, kept) = said["steps"]
     assert 1e-6 < off < error
-    assert kept == rank
+    assert ranks[0] <= kept <= ranks[1], "of the gradient as a matrix"
     assert "the script registers a communication hook of its own" in said["said"]
 
 

@@ -41,7 +41,7 @@ def main() -> None:
     zero.consolidate_state_dict(to=0)
     assert rank != 0 or zero.state_dict()["state"]
 
-    power = DDP(make_model())
+    power = DDP(make_model(), bucket_cap_mb=0.001)  # several buckets, all under way at once
     power.register_comm_hook(PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2), powerSGD_hook)
     train(power, torch.optim.Adam(power.parameters(), lr=0.01), batch=mine)
 
