@@ -12,17 +12,25 @@ from tests.lab.chaosmesh import ChaosMesh
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
-SCRIPT = jobs.UNTIL_STOPPED.replace(
-    "torch.optim.SGD(model.parameters(), lr=0.05)", "torch.optim.AdamW(model.parameters(), lr=0.01)"
-).replace(
-    "        loss.backward()\n",
-    """        taken = globals().get("taken", 0) + 1
+SCRIPT = (
+    jobs.UNTIL_STOPPED.replace(
+        "torch.optim.SGD(model.parameters(), lr=0.05)", "torch.optim.AdamW(model.parameters(), lr=0.01)"
+    )
+    .replace(
+        "        loss.backward()\n",
+        """        taken = globals().get("taken", 0) + 1
         time.sleep(0.05)
         if taken == 1:
             with open(mt.output_dir() / "pids", "a") as file:
                 file.write(f"{os.getpid()} ")
         (loss * float("nan") if mt.rank() == 1 and taken == 9 else loss).backward()
 """,
+    )
+    .replace(
+        # Who looks for the file a moment before the others takes one more epoch, whose rounds these apply meanwhile.
+        'print("rank"',
+        'mt.barrier()\nprint("rank"',
+    )
 )
 BEFORE_ROUNDS, MORE_ROUNDS = 10, 6
 
