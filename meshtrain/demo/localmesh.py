@@ -156,7 +156,7 @@ class LocalMesh:
             for daemon in self.daemons:
                 daemon.wait()
             _pair_all(self.daemons, self._say)
-            _wait_linked(self.daemons)
+            wait_linked(self.daemons)
             self._say("every daemon has found the others over mDNS and holds a link to each")
         except (RequestError, ConnectionLost, DaemonNotRunning, TimeoutError, OSError) as error:
             tails = self.log_tails()
@@ -238,7 +238,8 @@ def _pair(host: LocalDaemon, guest: LocalDaemon) -> str:
     return codes[0]
 
 
-def _wait_linked(daemons: list[LocalDaemon]) -> None:
+def wait_linked(daemons: Sequence[LocalDaemon]) -> None:
+    """Returns when each holds a link to each. Raises LocalMeshError."""
     deadline_s = time.monotonic() + LINK_TIMEOUT_S
     for daemon in daemons:
         while True:

@@ -10,6 +10,7 @@ checkpoints and torch's own tests were seen to call.
 
 import contextlib
 import functools
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -42,7 +43,7 @@ class MeshProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._members = members
         self._timeout = timeout
         self._on_shutdown = on_shutdown
-        self._operations = 0
+        self._numbers = itertools.count(1)  # of operations; callbacks take theirs in other threads
         self._sent: Counter[tuple[int, int]] = Counter()
         self._worker = self._new_worker()
         self._group_name = self._group_desc = ""
@@ -126,11 +127,11 @@ class MeshProcessGroup(_ProcessGroup):  # type: ignore[misc]
             given: its tensors, where they are not the result.
         """
         end_mark = profiled.begin(what, _tensors(result if given is None else given))
-        self._operations += 1
+        number = next(self._numbers)
         work = GroupWork(result, what)
         asked = getattr(options, "timeout", None)
         timeout = asked if isinstance(asked, timedelta) and asked.total_seconds() > 0 else self._timeout
-        number, timeout_s = self._operations, timeout.total_seconds()
+        timeout_s = timeout.total_seconds()
 
         def in_turn() -> Callable[[], None]:
             op = Operation(self._members, number, what, timeout_s)
@@ -337,8 +338,7 @@ class MeshProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Waits for all; rank 0's error names who has not come. Raises RuntimeError."""
         limit = self._timeout if timeout is None else timeout
-        self._operations += 1
-        op = Operation(self._members, self._operations, "monitored_barrier", limit.total_seconds())
+        op = Operation(self._members, next(self._numbers), "monitored_barrier", limit.total_seconds())
         token, others = torch.zeros(1, dtype=torch.uint8), range(1, op.size)
         try:
             if op.rank:

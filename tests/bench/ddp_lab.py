@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,7 @@ from statistics import median
 from typing import Any
 
 from meshtrain.client import ConnectionLost, RequestError
-from meshtrain.demo.localmesh import LocalMeshError
-from meshwire.messages.local import GetPeers, Peers
+from meshtrain.demo.localmesh import LocalMeshError, wait_linked
 from tests.bench.overlap_lab import OverlapError, StationDaemon, paired
 from tests.daemon import realjobs as jobs
 from tests.lab.lab import Lab, LabError, lab_unavailable
@@ -116,22 +114,6 @@ def over_gloo(lab: Lab, peers: int, folder: Path, arguments: tuple[str, ...]) ->
     return said
 
 
-def linked(daemons: list[StationDaemon]) -> None:
-    """Pairs them in a row and waits until all are linked. Raises OverlapError."""
-    for first, second in itertools.pairwise(daemons):
-        paired(first, second)
-    deadline_s = time.monotonic() + TIMEOUT_S
-    for daemon in daemons:
-        while True:
-            reply = daemon.request(GetPeers(), TIMEOUT_S, "list of peers")
-            assert isinstance(reply, Peers)
-            if sum(peer.state == "linked" for peer in reply.peers) == len(daemons) - 1:
-                break
-            if time.monotonic() > deadline_s:
-                raise OverlapError(f"{daemon.name} is not linked with all others")
-            time.sleep(0.05)
-
-
 def measure(peers: int, rate_mbit: float, rounds: int, repeats: int) -> Row:
     """Both sides in turn in one lab. Raises LabError, OverlapError, and what clients raise."""
     values = int(EXCHANGE_S * rate_mbit * 1e6 / 8 / 4 * peers / (2 * (peers - 1)))
@@ -145,7 +127,9 @@ def measure(peers: int, rate_mbit: float, rounds: int, repeats: int) -> Row:
         daemons = [StationDaemon(lab, station, NAMES[station], folder / NAMES[station]) for station in range(peers)]
         for daemon in daemons:
             daemon.wait()
-        linked(daemons)
+        for first, second in itertools.pairwise(daemons):
+            paired(first, second)
+        wait_linked(daemons)
         for _ in range(repeats):
             pair = over_the_mesh(daemons, folder, arguments), over_gloo(lab, peers, folder, arguments)
             for side, said in zip(sides, pair, strict=True):

@@ -59,7 +59,7 @@ def orders() -> Iterator[Path]:
 
 
 def lives(mesh: LocalMesh, at: int, job: str, rank: int) -> list[dict[str, Any]]:
-    """Of a rank's script, as a daemon tells."""
+    """What a rank's script has printed, as a daemon tells it."""
     lines = jobs.read(mesh.daemons[at], job, "log", rank).splitlines()
     return [json.loads(line.removeprefix("life ")) for line in lines if line.startswith("life ")]
 

@@ -118,7 +118,7 @@ class VersionRun:
 
     @classmethod
     def load(cls, text: str) -> "VersionRun":
-        """Of `json`."""
+        """Reads what `json` has written."""
         values = json.loads(text)
         given = values["results"]
         results = {name: CheckResult(**{**each, "names": tuple(each["names"])}) for name, each in given.items()}

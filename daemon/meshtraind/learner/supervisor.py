@@ -224,7 +224,7 @@ class LearnerSupervisor:
         self._awake.clear()
 
     def rise(self) -> None:
-        """One may be started again."""
+        """Ends the rest: a process may be started again."""
         self.rests = None
         self._awake.set()
 

@@ -98,7 +98,7 @@ class GroupRelay:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Of the job, by rank of the world."""
+        """Which rank of the job each rank of the world is."""
         return tuple(range(len(self._job.members))) if self._world is None else self._world.ranks
 
     @property
@@ -195,7 +195,7 @@ class GroupRelay:
         self._put(self.ranks[place], self._header(header.payload_bytes, header.round), self._places.pop(-1))
 
     def _header(self, payload_bytes: int, instance: int, step: int = 0) -> Header:
-        """Of a frame to another daemon."""
+        """What stands before a frame to another daemon: which job, world and instance it is of."""
         return Header(
             Kind.RELAYED, payload_bytes, job=self._number, generation=self._world_number, round=instance, step=step
         )

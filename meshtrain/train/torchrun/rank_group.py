@@ -137,7 +137,7 @@ class RankGroup:
         return dist.all_reduce(values, group=self._vectors, async_op=True)
 
     def maxima(self, values: Sequence[int]) -> list[int]:
-        """Of all ranks, position by position."""
+        """The largest value of any rank, for each position."""
         if not values:
             return []
         largest = torch.tensor(values, dtype=torch.int64)

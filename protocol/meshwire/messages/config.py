@@ -26,7 +26,7 @@ class SetConfig(Wire):
 
 
 class ConfigEntry(Wire):
-    """One key."""
+    """A setting as it is shown: its value, its default and what it does."""
 
     key: Text
     value: SettingValue  # that counts now
