@@ -204,10 +204,11 @@ def test_a_start_that_came_after_the_promise_is_not_found_in_memory() -> None:
 CUTS = list(product([(0,), (2, 3), (0, 1), (1, 2, 3), (4,)], [0.05, 0.35, 0.7, 1.1, 1.6], [3.0, 30.0]))
 
 
-@pytest.mark.parametrize("cut", mostly_long([*CUTS[::7], *(cut for at, cut in enumerate(CUTS) if at % 7)], 8), ids=str)
-def test_parts_that_begin_apart_are_not_counted_as_one(cut: tuple[tuple[int, ...], float, float]) -> None:
+@pytest.mark.parametrize(
+    ("side", "at_s", "for_s"), mostly_long([*CUTS[::7], *(cut for at, cut in enumerate(CUTS) if at % 7)], 8), ids=str
+)
+def test_parts_that_begin_apart_are_not_counted_as_one(side: tuple[int, ...], at_s: float, for_s: float) -> None:
     """G4, G9: their chains are equal at round 0, their starts are not. Whose history yields loads the other's base."""
-    side, at_s, for_s = cut
     founders = 5 if 4 in side else 4
     setting = Setting(founders=founders, sync=sync_settings("bsp"), begun=False, start_s=(0.3, 1.0), load_s=(0.1, 0.6))
     cluster = Cluster(7, replace(setting, partition_wait_s=1.0))

@@ -15,6 +15,7 @@ from meshtrain.packing.imports import uses_process_groups
 from meshtrain.packing.tree import scan
 from meshwire.messages.job import JobSummary
 from tests.daemon import realjobs as jobs
+from tests.tiers import mostly_long
 from tests.torch_backend import conformance
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -247,12 +248,15 @@ print(json.dumps({"steps": steps, "said": said}), flush=True)
 
 @pytest.mark.parametrize(
     ("codec", "error", "ranks"),
-    [
-        ("fp16", 2e-3, (30, 64)),
-        ("bf16", 2e-2, (30, 64)),
-        ("powersgd:3,warmup=2", 1.0, (3, 3)),
-        ("powersgd:3,warmup=2+fp16", 1.0, (3, 8)),
-    ],
+    mostly_long(
+        [
+            ("bf16", 2e-2, (30, 64)),
+            ("powersgd:3,warmup=2+fp16", 1.0, (3, 8)),
+            ("fp16", 2e-3, (30, 64)),
+            ("powersgd:3,warmup=2", 1.0, (3, 3)),
+        ],
+        2,
+    ),
 )
 def test_a_codec_is_for_the_gradients_of_ddp_alone(
     mesh: LocalMesh, tmp_path: Path, codec: str, error: float, ranks: tuple[int, int]

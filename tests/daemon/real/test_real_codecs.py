@@ -12,6 +12,7 @@ from meshwire.encoded_layout.encoded import EncodedLayout
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import plan_buckets
 from tests.daemon import realjobs as jobs
+from tests.tiers import mostly_long
 
 ADAMW = "torch.optim.AdamW(model.parameters(), lr=0.01)"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -25,14 +26,17 @@ def mesh() -> Iterator[LocalMesh]:
 
 @pytest.mark.parametrize(
     ("codec", "options"),
-    [
-        ("onebit:warmup=5", {"sync": "ssp:2", "straggler": "wait"}),
-        ("powersgd:2,min_rate=1,warmup=3", {"sync": "ssp:1"}),
-        ("powersgd:2,min_rate=1,warmup=3", {}),
-        (None, {"sync": "sparseloco:2", "args": ("4",)}),
-        (None, {"sync": "muloco:2", "args": ("4",)}),
-        ("onebit:momentum,warmup=5", {}),
-    ],
+    mostly_long(
+        [
+            ("powersgd:2,min_rate=1,warmup=3", {"sync": "ssp:1"}),
+            (None, {"sync": "sparseloco:2", "args": ("4",)}),
+            (None, {"sync": "muloco:2", "args": ("4",)}),
+            ("onebit:momentum,warmup=5", {}),
+            ("onebit:warmup=5", {"sync": "ssp:2", "straggler": "wait"}),
+            ("powersgd:2,min_rate=1,warmup=3", {}),
+        ],
+        4,
+    ),
 )
 def test_replicas_are_bit_equal(mesh: LocalMesh, tmp_path: Path, codec: str | None, options: dict[str, Any]) -> None:
     """O9, C2: everybody decodes the owner's bytes, or adds up the same parts, under every bound."""

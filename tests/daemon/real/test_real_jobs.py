@@ -16,6 +16,7 @@ from meshtrain.demo.localmesh import LocalMesh
 from meshwire.messages.job import Checkpoints, ListCheckpoints, ListOutputs, Outputs
 from meshwire.messages.local import Cancel, GetStatus, Leave, Status
 from tests.daemon import realjobs as jobs
+from tests.tiers import mostly_long
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -135,7 +136,7 @@ def test_devices_leave_a_job_one_by_one_and_the_last_one_cannot(mesh: LocalMesh,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("now", [False, True])
+@pytest.mark.parametrize("now", mostly_long([False, True], 1))
 def test_cancel_ends_a_job_everywhere(mesh: LocalMesh, tmp_path: Path, now: bool) -> None:
     submitted = jobs.submit(mesh.daemons[0], tmp_path, SLOW)
     jobs.wait_for(mesh.daemons[0], submitted.job, lambda seen: seen.rounds >= 2, "round 2")
@@ -195,7 +196,7 @@ FAILURES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", FAILURES)
+@pytest.mark.parametrize("how", mostly_long(FAILURES, 3))
 def test_a_script_that_fails_ends_the_job_everywhere(mesh: LocalMesh, tmp_path: Path, how: str) -> None:
     """Which peer, and its traceback, on every daemon."""
     script, complaints = FAILURES[how]

@@ -42,7 +42,11 @@ def mesh() -> Iterator[ChaosMesh]:
 
 
 @pytest.mark.parametrize(
-    ("sync", "codec"), [("bsp", "onebit:momentum,warmup=5"), ("muloco:2", None)], ids=["1-bit Adam", "muloco"]
+    ("sync", "codec"),
+    [
+        pytest.param("bsp", "onebit:momentum,warmup=5", id="1-bit Adam"),
+        pytest.param("muloco:2", None, id="muloco", marks=pytest.mark.long),
+    ],
 )
 def test_what_an_optimizer_keeps_survives_kills_and_a_round_with_nan(
     mesh: ChaosMesh, tmp_path: Path, sync: str, codec: str | None

@@ -121,10 +121,13 @@ def measured(work: Path, file: Path, how: str, sync: str, codec: str) -> "subpro
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("sync", "codec", "complaint"),
-    [
-        ("demo", "dct", "--sync demo steps on signs, and AdamW would not"),
-        ("bsp", "dgc", "--codec dgc takes over the momentum of SGD"),
-    ],
+    mostly_long(
+        [
+            ("demo", "dct", "--sync demo steps on signs, and AdamW would not"),
+            ("bsp", "dgc", "--codec dgc takes over the momentum of SGD"),
+        ],
+        1,
+    ),
 )
 def test_what_the_job_would_refuse_is_refused(tmp_path: Path, sync: str, codec: str, complaint: str) -> None:
     """So that the dry run says so, before a job does on all devices."""

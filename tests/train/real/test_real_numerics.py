@@ -213,7 +213,8 @@ CASES = {
 }
 
 
-ALSO = {"2 peers, momentum"}  # the same with more peers, and without momentum, is among the others
+# The same with other peers, with and without momentum, is among the others.
+ALSO = {"2 peers, momentum", "4 peers, momentum"}
 
 
 @pytest.mark.parametrize("how", [pytest.param(how, marks=[pytest.mark.long] * (how in ALSO)) for how in CASES])

@@ -156,7 +156,7 @@ def tear(proxy: ChaosProxy) -> None:
             pytest.param(lost, {"sync": sync, "codec": codec, "topology": topology}, marks=tier)
             for lost, sync, codec, topology, tier in (
                 ("bert", "ssp:2", "fp32", "star:1", pytest.mark.long),
-                ("anna", "ssp:2", "bf16", "star", pytest.mark.slow),
+                ("anna", "ssp:2", "bf16", "star", pytest.mark.long),
                 ("cleo", "bsp", "fp16", "hierarchical:1", pytest.mark.long),
                 ("bert", "ssp:2", "fp32", "gather", pytest.mark.slow),
                 ("anna", "bsp", "bf16", "sharded:0,0,2", pytest.mark.long),
@@ -340,7 +340,7 @@ def test_who_is_lost_before_round_1_returns_to_it(mesh: ChaosMesh, tmp_path: Pat
 @pytest.mark.parametrize(
     "broken",
     [
-        {"broken_start": 'raise RuntimeError("this script is wrong")'},
+        pytest.param({"broken_start": 'raise RuntimeError("this script is wrong")'}, marks=pytest.mark.long),
         {"broken_step": 'if epoch >= 1: raise RuntimeError("this script is wrong")'},
     ],
     ids=["before round 1", "later"],

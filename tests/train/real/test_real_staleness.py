@@ -15,6 +15,7 @@ from meshwire.rounds.learner_state import DEADLINE_FACTOR, DEADLINE_S_MIN
 from meshwire.sync_modes.mode import sync_settings
 from tests.bench import paced
 from tests.daemon import realjobs as jobs
+from tests.tiers import mostly_long
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -100,13 +101,16 @@ def test_ssp_0_is_bsp_bit_for_bit(mesh: LocalMesh, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"sync": "ssp:2", "straggler": "carry", "shares": "equal"},
-        {"sync": "ssp:3", "straggler": "carry", "shares": "speed", "adamw": True},
-        {"sync": "ssp:2", "own": "1", "shares": "equal"},
-        {"sync": "local:3,ssp:2", "shares": None},
-        {"sync": "diloco:4,rate=0.8,ssp:1", "shares": None, "codec": "int8", "adamw": True},
-    ],
+    mostly_long(
+        [
+            {"sync": "ssp:3", "straggler": "carry", "shares": "speed", "adamw": True},
+            {"sync": "ssp:2", "own": "1", "shares": "equal"},
+            {"sync": "diloco:4,rate=0.8,ssp:1", "shares": None, "codec": "int8", "adamw": True},
+            {"sync": "ssp:2", "straggler": "carry", "shares": "equal"},
+            {"sync": "local:3,ssp:2", "shares": None},
+        ],
+        3,
+    ),
     ids=lambda options: " ".join(map(str, options.values())),
 )
 def test_replicas_are_bit_equal_at_any_bound_and_timing(
@@ -128,7 +132,8 @@ def test_two_fixed_runs_give_identical_bits(mesh: LocalMesh, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("sync", "same"), [("local:1", "bsp"), ("diloco:1,rate=1,momentum=0", "bsp"), ("local:1,ssp:2", "ssp:2")]
+    ("sync", "same"),
+    mostly_long([("diloco:1,rate=1,momentum=0", "bsp"), ("local:1,ssp:2", "ssp:2"), ("local:1", "bsp")], 2),
 )
 def test_periods_of_one_step_are_the_mode_without_periods(
     mesh: LocalMesh, tmp_path: Path, sync: str, same: str
@@ -251,7 +256,7 @@ def test_the_stability_bound_of_delayed_gradients(mesh: LocalMesh, tmp_path: Pat
     assert late[1] > 2 * early[1]
 
 
-@pytest.mark.parametrize(("sync", "layer"), [("ssp:2", None), ("ssp:2", 3)])
+@pytest.mark.parametrize(("sync", "layer"), mostly_long([("ssp:2", 3), ("ssp:2", None)], 1))
 def test_a_stopped_learner_is_cut_off(mesh: LocalMesh, tmp_path: Path, sync: str, layer: int | None) -> None:
     """SIGSTOP for 5 s. R5 if it had not bound its step, V2 if it had: the others stand still no longer than its step
     deadline + 0.5 s, and the log says so."""

@@ -78,9 +78,8 @@ def delayed_averaging(make: Make, periods: int, h: int, delay: int, members: int
 
 
 @pytest.mark.parametrize("make", [sgd, adamw])
-@pytest.mark.parametrize("periods", mostly_slow([(3, 1), (1, 2), (4, 3)]))
-def test_with_plain_averaging_they_are_delayed_gradient_averaging(make: Make, periods: tuple[int, int]) -> None:
-    h, delay = periods
+@pytest.mark.parametrize(("h", "delay"), mostly_slow([(3, 1), (1, 2), (4, 3)]))
+def test_with_plain_averaging_they_are_delayed_gradient_averaging(make: Make, h: int, delay: int) -> None:
     models = trained(make, 6 * h, sync=f"local:{h},ssp:{delay}", visibility="fixed")
     assert distance(models[0], delayed_averaging(make, 6, h, delay)) <= 10 * TOLERANCE
 
