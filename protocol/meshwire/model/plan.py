@@ -19,6 +19,7 @@ VALUE_BYTES = 4  # fp32
 ALIGNMENT_VALUES = 16  # 64 bytes: a cache line, and the widest vector registers
 # Equal and small: what is still exchanged when the backward pass ends is then about one bucket. Larger ones would save
 # nothing, for several are in flight at once. A small last one behind large ones would only wait for them.
+# Beside all ways to cut there are, MG-WFBP's among them: tests/bench/results/bucket_plans.md.
 BUCKET_BYTES = 1 * limits.MIB
 BUCKET_VALUES_MIN = 4 * limits.KIB  # smaller buckets cost more in latency than they overlap
 VECTOR_BUCKETS_MIN = 8  # a small model is cut finer than BUCKET_BYTES, or nothing would overlap
