@@ -166,8 +166,14 @@ class App:
             book = AddressBook(identity.device_id)
             owner_settings = LiveSettings(config.data_dir)
             cap = SendCap()
-            owner_settings.subscribe(lambda: cap.limit(owner_settings.now.bandwidth_mbit))
+
+            def limit_sending() -> None:
+                now = owner_settings.now
+                cap.limit(now.bandwidth_mbit, low_delay=now.yield_to_calls)
+
+            owner_settings.subscribe(limit_sending)
             owner_settings.load()
+            limit_sending()  # also where nothing is set
             links = Links(
                 identity.device_id,
                 trust,

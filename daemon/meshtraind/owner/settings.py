@@ -69,6 +69,11 @@ class OwnerSettings(BaseModel):
         description="The most that is sent to other machines, Mbit/s over all links together; 0: as much as they take. "
         "At least 1. Messages and heartbeats never wait.",
     )
+    yield_to_calls: bool = Field(
+        default=True,
+        description="Whether links send slower where they make others' packets wait, so that a call in the same "
+        "network stays what it was: true or false. On Linux; elsewhere it changes nothing.",
+    )
 
     quiet_hours: str = Field(
         default=QUIET_OFF,

@@ -15,6 +15,7 @@ from meshtraind.runtime.log_limit import caused_by
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.transport.compression import LinkRate, Lossless, unpack_into
 from meshtraind.transport.congestion import prefer_bbr
+from meshtraind.transport.low_extra_delay import LinkPacer
 from meshtraind.transport.requests import ConnectionEnded, RequestFailed, Requests
 from meshtraind.transport.send_cap import SendCap
 from meshtraind.transport.traffic import Traffic
@@ -91,6 +92,7 @@ class Connection(asyncio.BufferedProtocol):
         last_received_s: when the last byte came, on time.monotonic's clock.
         lossless: the stage that chunks' payloads pass, with the link's rate.
         cap: on what leaves this machine; None: nobody has set one here.
+        pacer: sends slower where others' packets wait for those of this connection, if the cap says so.
         on_other_version: where frames of another wire version are to be expected (W6): is told which, notes it, and
             returns what to refuse them with. None: they break the protocol.
         on_violated: called with what is wrong where the other end sent no frame, no message or no payload, just before
@@ -108,6 +110,7 @@ class Connection(asyncio.BufferedProtocol):
         self.last_received_s = time.monotonic()
         self.lossless = Lossless(LinkRate())
         self.cap: SendCap | None = None
+        self.pacer = LinkPacer()
         self.on_other_version: Callable[[int], str] | None = None
         self.on_violated: Callable[[str], None] = lambda _reason: None
         self._transport: asyncio.Transport | None = None
@@ -179,6 +182,8 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.write(payload)
         self._count(HEADER_BYTES + header.carried_bytes)
         self._traffic.chunk_payload_bytes += header.carried_bytes
+        if self.cap is not None and not self.same_host:
+            self.pacer.sends(self._transport, self.cap)
 
     @property
     def remote_host(self) -> str | None:
@@ -332,6 +337,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._close_reason = "the connection broke"
         if self._close_timer is not None:
             self._close_timer.cancel()
+        self.pacer.close()
         self._transport = None
         self._refused = False
         self._parser = FrameParser()  # lets go of a chunk's place

@@ -16,17 +16,20 @@ class SendCap:
 
     Attributes:
         bytes_per_s: None: as much as the links take.
+        low_delay: whether each link also goes slower where it makes others' packets wait (`low_extra_delay.py`).
     """
 
     def __init__(self) -> None:
         self.bytes_per_s: float | None = None
+        self.low_delay = False
         self._bytes = 0.0  # in the bucket; below 0 are a debt
         self._counted_s = 0.0
         self._waiting: dict[Callable[[], None], None] = {}  # in order
         self._timer: asyncio.TimerHandle | None = None
 
-    def limit(self, mbit_per_s: float) -> None:
+    def limit(self, mbit_per_s: float, *, low_delay: bool = False) -> None:
         """Sets the rate, of now on; 0: none. Who waits goes on if it may."""
+        self.low_delay = low_delay
         self._fill()
         self.bytes_per_s = mbit_per_s * 1e6 / 8 or None
         self._bytes = 0.0 if self.bytes_per_s is None else self._bytes
