@@ -26,6 +26,7 @@ FALL = 0.5  # of the pace, at most, where packets wait twice the target
 KEPT = 0.25
 FORGET = 0.998  # of what it was seen to carry, each time: the half of it in half a minute
 PACE_BYTES_S_MIN = 125_000  # below 1 Mbit/s a chunk takes seconds, and others take this device for one that has stalled
+SHORT = 0.8  # of the pace: if less arrives the path itself is slower now, and what it carried before says nothing
 AHEAD = 1.1  # of what it was seen to carry: no pace is more, or a queue would be full before that is noticed
 
 _SO_MAX_PACING_RATE = 47  # which the socket module does not name
@@ -89,8 +90,10 @@ class LowExtraDelay:
             return
         fill, pace = min(self._waits_s) / TARGET_S, self.pace_bytes_s
         if fill > 1:
-            pace = min(pace or rate_bytes_s, rate_bytes_s) * (1 - FALL * min(1.0, fill - 1))
-            self.pace_bytes_s = max(pace, KEPT * self._carried_bytes_s, PACE_BYTES_S_MIN)
+            if pace is not None and rate_bytes_s < SHORT * pace:
+                self._carried_bytes_s = rate_bytes_s
+            slower = rate_bytes_s * (1 - FALL * min(1.0, fill - 1))
+            self.pace_bytes_s = max(slower, KEPT * self._carried_bytes_s, PACE_BYTES_S_MIN)
             self._settled_s = now_s + 2 * path.rtt_s  # what waits has to leave first, and the news of it to come
             self._waits_s.clear()
         elif pace is not None:
