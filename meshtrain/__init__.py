@@ -76,9 +76,21 @@ if not TYPE_CHECKING:  # a type checker would let any name pass
 def prepare(model: M, optimizer: O, *, scaler: "torch.amp.GradScaler | None" = None) -> tuple[M, O]: ...
 @overload
 def prepare(model: M, optimizer: O, loader: L, *, scaler: "torch.amp.GradScaler | None" = None) -> tuple[M, O, L]: ...
+@overload
 def prepare(
-    model: M, optimizer: O, loader: L | None = None, *others: object, scaler: "torch.amp.GradScaler | None" = None
-) -> tuple[M, O] | tuple[M, O, L]:
+    model: list[M], optimizer: list[O], *, scaler: "torch.amp.GradScaler | None" = None
+) -> tuple[list[M], list[O]]: ...
+@overload
+def prepare(
+    model: list[M], optimizer: list[O], loader: L, *, scaler: "torch.amp.GradScaler | None" = None
+) -> tuple[list[M], list[O], L]: ...
+def prepare(
+    model: Any,
+    optimizer: Any,
+    loader: Any = None,
+    *others: object,
+    scaler: "torch.amp.GradScaler | None" = None,
+) -> Any:
     """Makes model, optimizer and data loader take part in the job; call it once, before the training loop.
 
     With `--sync bsp`, `p.grad` then holds the average over all peers, weighted by their samples, when `loss.backward()`
@@ -88,6 +100,10 @@ def prepare(
     parameters, buffers and optimizer state. The model is moved to `device()` if it lies on the CPU; batches of the
     returned loader come on that device, except of an IterableDataset.
 
+    Several models and optimizers, of a GAN say, come as lists. Each backward pass is then a round, for the optimizer
+    that steps behind it, so an iteration with two of them has two rounds; with `--sync bsp` and codecs that leave
+    nothing for later, as fp32 and fp16.
+
     Args:
         loader: a torch DataLoader; every peer gets other samples of the same order, `batch_size` of them a step.
             Without it, or over an IterableDataset, each peer draws for itself and counts as one sample a step; one that
@@ -96,19 +112,22 @@ def prepare(
         scaler: the GradScaler that the script steps the optimizer with.
 
     Returns:
-        The same model and optimizer, and a loader of the same kind.
+        The same model and optimizer, or lists of them, and a loader of the same kind.
 
     Raises:
-        UsageError: several models, optimizers or loaders, or a scheduler.
+        UsageError: several loaders, optimizers that share a parameter, or a scheduler.
         NotSupported: sparse gradients, optimizers that need a closure, samplers that cannot be dealt.
         RequestError: the peers do not have the same model; the text names the first difference.
     """
     from meshtrain.train import api
 
     api.check_given(model, optimizer, loader, others)
+    whole, joint = api.joined(model, optimizer)
     if loader is None:
-        return api.world().prepare(model, optimizer, scaler)
-    return api.world().prepare_with_loader(model, optimizer, loader, scaler)
+        api.world().prepare(whole, joint, scaler)
+        return model, optimizer
+    *_, dealt = api.world().prepare_with_loader(whole, joint, loader, scaler)
+    return model, optimizer, dealt
 
 
 def clip_grad_norm_(parameters: "torch.Tensor | Iterable[torch.Tensor]", max_norm: float) -> "torch.Tensor":

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from meshtrain.errors import JobStopped, UsageError
 from meshtrain.train.dry_run import MeasuringProcess
 from meshtrain.train.link.environment import Environment, environment_of_job
+from meshtrain.train.model.joint_optimizer import JointOptimizer
 from meshtrain.train.session import LearnerSession
 from meshtrain.train.single import SingleProcess
 from meshtrain.train.torchrun.distributed_session import DistributedSession
@@ -47,16 +48,21 @@ def _without_job() -> SingleProcess | DistributedSession:
 
 def check_given(model: object, optimizer: object, loader: object, others: Sequence[object]) -> None:
     """Raises UsageError for what `mt.prepare` does not take, with or without a job."""
-    if not isinstance(model, torch.nn.Module):
-        raise UsageError(
-            f"mt.prepare takes a torch.nn.Module as its model, not a {type(model).__name__}: put several models into "
-            "one nn.ModuleDict and prepare that"
-        )
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise UsageError(f"mt.prepare takes one torch optimizer, not a {type(optimizer).__name__}: {_ONE_OPTIMIZER}")
+    for each in model if isinstance(model, list | tuple) else [model]:
+        if not isinstance(each, torch.nn.Module):
+            raise UsageError(
+                f"mt.prepare takes a torch.nn.Module as its model, or a list of them, not a {type(each).__name__}"
+            )
+    for each in optimizer if isinstance(optimizer, list | tuple) else [optimizer]:
+        if not isinstance(each, torch.optim.Optimizer):
+            raise UsageError(
+                f"mt.prepare takes a torch optimizer, or a list of them, not a {type(each).__name__}: {_SEVERAL}"
+            )
+    if model in ([], ()) or optimizer in ([], ()):
+        raise UsageError("mt.prepare was given an empty list: it takes at least one model and one optimizer")
     for other in (loader, *others):
-        if isinstance(other, torch.optim.Optimizer):
-            raise UsageError(f"mt.prepare takes one optimizer: {_ONE_OPTIMIZER}")
+        if isinstance(other, torch.nn.Module | torch.optim.Optimizer):
+            raise UsageError(f"mt.prepare takes several models and optimizers as lists: {_SEVERAL}")
         if isinstance(other, LRScheduler):
             raise UsageError(
                 "mt.prepare takes no learning rate scheduler: make it after mt.prepare, of the optimizer that it "
@@ -69,10 +75,21 @@ def check_given(model: object, optimizer: object, loader: object, others: Sequen
         )
 
 
-_ONE_OPTIMIZER = (
-    "a job trains one model with one; give each part of the model a param group of its own in it, e.g. "
-    "torch.optim.AdamW([{'params': a.parameters(), 'lr': 1e-3}, {'params': b.parameters(), 'lr': 1e-4}])"
+_SEVERAL = (
+    "models, optimizers, loader = mt.prepare([a, b], [optimizer_of_a, optimizer_of_b], loader), each of which steps "
+    "behind a backward pass of its own"
 )
+
+
+def joined(
+    model: torch.nn.Module | Sequence[torch.nn.Module],
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """Several models as one, and several optimizers. Raises UsageError where these share a parameter."""
+    whole = model if isinstance(model, torch.nn.Module) else torch.nn.ModuleList(model)
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return whole, optimizer
+    return whole, optimizer[0] if len(optimizer) == 1 else JointOptimizer(optimizer)
 
 
 def _enter(environment: Environment) -> LearnerSession:

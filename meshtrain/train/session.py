@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from meshtrain.client import Client
-from meshtrain.errors import ConnectionLost, RequestError, UsageError
+from meshtrain.errors import ConnectionLost, NotSupported, RequestError, UsageError
 from meshtrain.train.data.deal import Deal
 from meshtrain.train.data.loader import DealtLoader, dealable
 from meshtrain.train.data.own_draws import draw_apart
@@ -20,6 +20,7 @@ from meshtrain.train.device import best_device, move_model
 from meshtrain.train.link.channel import Channel
 from meshtrain.train.link.environment import Environment, environment_of_job
 from meshtrain.train.logged_values import numbers_of
+from meshtrain.train.model.joint_optimizer import JointOptimizer
 from meshtrain.train.optim.early_scheduler import warn_of_early_scheduler
 from meshtrain.train.periods.inner_muon import what_is_muons
 from meshtrain.train.single import local_data_dir
@@ -46,8 +47,8 @@ O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741
 L = TypeVar("L")
 
 PREPARED_BEFORE = (
-    "mt.prepare was called before: a job trains one model with one optimizer; put several models into one "
-    "nn.ModuleDict and prepare that"
+    "mt.prepare was called before: give it all models and optimizers at once, as lists: "
+    "models, optimizers, loader = mt.prepare([a, b], [optimizer_of_a, optimizer_of_b], loader)"
 )
 
 
@@ -142,6 +143,11 @@ class LearnerSession:
         """
         spec = self._welcome.spec
         check_optimizer(optimizer, spec.sync)
+        if scaler is not None and isinstance(optimizer, JointOptimizer):
+            raise NotSupported(
+                "a GradScaler with several optimizers: its skipped steps could not be told apart. Use bfloat16, which "
+                "needs none"
+            )
         self._device = move_model(model, optimizer, best_device())
         prepared = describe_model(model, optimizer, spec.sync, parse_codec(spec.codec), spec.masks, loader)
         self._prepared = True

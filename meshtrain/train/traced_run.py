@@ -16,8 +16,9 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch.autograd import Variable
 
-from meshtrain.errors import UsageError
+from meshtrain.errors import NotSupported, UsageError
 from meshtrain.train.dry_run import measured_model, write_whole
+from meshtrain.train.model.joint_optimizer import JointOptimizer
 from meshtrain.train.model.tensors import ModelTensors
 from meshtrain.train.single import SingleProcess
 from meshtrain.train.step.finite import write_scaled
@@ -155,7 +156,11 @@ class TracedProcess(SingleProcess):
     def prepare(self, model: M, optimizer: O, scaler: torch.amp.GradScaler | None = None) -> tuple[M, O]:
         """The same objects. Raises what it raises in a job."""
         if self._measurement is not None:
-            raise UsageError("mt.prepare was called a second time: a job trains one model with one optimizer")
+            raise UsageError("mt.prepare was called a second time: give it all models and optimizers at once, as lists")
+        if isinstance(optimizer, JointOptimizer):
+            raise NotSupported(
+                "steps of several optimizers cannot be timed: which of them belong together is not known"
+            )
         sync, codec = sync_settings(os.environ[MEASURE_SYNC_VARIABLE]), parse_codec(os.environ[MEASURE_CODEC_VARIABLE])
         self._measurement, self._tensors = measured_model(model, optimizer, sync, codec)
         prepared = super().prepare(model, optimizer, scaler)

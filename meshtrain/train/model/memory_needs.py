@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from meshtrain.train.model.joint_optimizer import members_of
 from meshtrain.train.model.tensors import ModelTensors
 from meshwire.memory_layout.footprint import ModelSize, footprint
 from meshwire.model.masks import MaskSettings, mask_bytes
@@ -43,14 +44,15 @@ def model_size(tensors: ModelTensors, optimizer: Optimizer, of_muon: Iterable[to
         kind: sum(tensor.numel() * tensor.element_size() for _, _, tensor in tensors.kind(kind))
         for kind in ("parameter", "frozen", "buffer")
     }
-    state, known = _state(optimizer, {id(parameter) for parameter in of_muon})
+    muons = {id(parameter) for parameter in of_muon}
+    states = [_state(member, muons) for member in members_of(optimizer)]
     return ModelSize(
         parameters=by_kind["parameter"],
         frozen=by_kind["frozen"],
         buffers=by_kind["buffer"],
-        optimizer=type(optimizer).__name__,
-        optimizer_state=state,
-        optimizer_known=known,
+        optimizer=" and ".join(type(member).__name__ for member in members_of(optimizer)),
+        optimizer_state=sum(state for state, _ in states),
+        optimizer_known=all(known for _, known in states),
     )
 
 

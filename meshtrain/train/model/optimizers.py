@@ -9,6 +9,7 @@ import torch
 from torch.optim import Optimizer
 
 from meshtrain.errors import NotSupported, UsageError
+from meshtrain.train.model.joint_optimizer import members_of
 from meshtrain.train.model.tensors import TensorPlace
 from meshwire import limits
 from meshwire.model.manifest import TensorSpec
@@ -20,6 +21,11 @@ SCALER_ATTRIBUTES = ("grad_scale", "found_inf")  # by which a GradScaler tells a
 
 def check(optimizer: Optimizer) -> None:
     """Refuses by name what cannot work with averaged gradients, by O6 (refusals). Raises NotSupported."""
+    for member in members_of(optimizer):
+        _check_one(member)
+
+
+def _check_one(optimizer: Optimizer) -> None:
     name = type(optimizer).__name__
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     needs_closure = closure is not None and closure.default is inspect.Parameter.empty
@@ -46,7 +52,14 @@ def describe(
     Raises UsageError when it holds a parameter that the model does not.
     """
     number = {id(place.tensor()): index for index, place in enumerate(places)}
-    parts = [f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"]
+    members = members_of(optimizer)
+    parts = [
+        " and ".join(
+            f"{type(member).__module__}.{type(member).__qualname__}"
+            + (f" of {len(member.param_groups)} groups" if members[1:] else "")
+            for member in members
+        )
+    ]
     for position, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
             if id(parameter) not in number:

@@ -14,7 +14,7 @@ def warn_of_early_scheduler(optimizer: torch.optim.Optimizer, given: int, dealt:
         given: batches of an epoch of the script's own loader.
         dealt: of the prepared one.
     """
-    if "initial_lr" in optimizer.param_groups[0] and given != dealt:
+    if any("initial_lr" in group for group in optimizer.param_groups) and given != dealt:
         log.warning(
             "a learning rate scheduler was made before mt.prepare: if it counts steps by len(loader), it expects "
             "%d in an epoch, and each device takes %d; make it after mt.prepare, with the loader that this returns",

@@ -14,13 +14,14 @@ import torch
 
 from meshtrain.errors import UsageError
 from meshtrain.train.model.frozen_check import FrozenCheck
+from meshtrain.train.model.joint_optimizer import JointOptimizer, check_once
+from meshtrain.train.model.step_patch import ReplacedStep
 from meshtrain.train.optim import clipping
 from meshtrain.train.optim.clipping import UntouchedGradients
 from meshtrain.train.optim.lent_gradients import LentGradients
 from meshtrain.train.optim.loss_scaling import UNKNOWN_SCALER, LossScaling, called_by_scaler
 from meshtrain.train.optim.momentum_handover import CLIPPED_LATE
 from meshtrain.train.optim.rehearsal import Rehearsal
-from meshtrain.train.optim.step_patch import ReplacedStep
 from meshtrain.train.step.base import Base
 from meshtrain.train.step.boundary import StepBoundary
 from meshtrain.train.step.contribution import StepContribution
@@ -94,6 +95,8 @@ class GradientStep:
         if self._contribution.sealed:
             self._end_step()
         elif self._staleness == 0:
+            if isinstance(optimizer := self._base.step.optimizer, JointOptimizer):
+                check_once(optimizer.active)
             self._base.step.original()  # without a backward pass there is no step of the mesh
         return loss
 

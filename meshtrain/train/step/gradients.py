@@ -17,6 +17,7 @@ from torch.autograd import Variable
 from torch.utils.checkpoint import CheckpointFunction
 
 from meshtrain.errors import NotSupported, UsageError
+from meshtrain.train.model.joint_optimizer import JointOptimizer
 from meshtrain.train.optim.clipping import UntouchedGradients
 from meshtrain.train.optim.lent_gradients import LentGradients
 from meshtrain.train.optim.loss_scaling import LossScaling
@@ -158,9 +159,14 @@ class GradientHooks:
     def _finish(self) -> None:
         contribution = self._contribution
         with self._lock:
+            reached = {self._owner(index) for index in contribution.filled}
             for index in contribution.spans:
-                if index not in contribution.filled:
+                if index in contribution.filled:
+                    continue
+                if self._owner(index) in reached or self._accumulated:
                     self._fill_unreached(index)
+                else:
+                    contribution.leave_out(index)  # this pass is another optimizer's
             contribution.seal(overflows=self._scaling.active)
             if self._staleness == 0:
                 self._take_round()
@@ -169,6 +175,11 @@ class GradientHooks:
             self._task = None
             contribution.sealed = True
             self._untouched.remember()
+
+    def _owner(self, index: int) -> int | None:
+        """Which of several optimizers has the parameter of a span; None: it is the only one, or none has it."""
+        optimizer = self._base.step.optimizer
+        return optimizer.owner(self._parameter(index)) if isinstance(optimizer, JointOptimizer) else None
 
     def _fill_unreached(self, index: int) -> None:
         """A parameter that this pass did not reach counts with what it has accumulated, else with zero."""

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from meshtrain.train.model.frozen_check import FrozenCheck
+from meshtrain.train.model.step_patch import ReplacedStep
 from meshtrain.train.optim.loss_scaling import LossScaling
 from meshtrain.train.optim.optimizer_step import OptimizerStep
 from meshtrain.train.optim.rehearsal import Rehearsal
-from meshtrain.train.optim.step_patch import ReplacedStep
 from meshtrain.train.periods.local_weights import LocalWeights
 from meshtrain.train.step.base import Base
 from meshtrain.train.step.boundary import StepBoundary

@@ -10,6 +10,7 @@ import torch
 
 from meshtrain.errors import NotSupported
 from meshtrain.train.model import optimizers, tensors
+from meshtrain.train.model.joint_optimizer import check_joint
 from meshtrain.train.model.tensors import ModelTensors
 from meshtrain.train.optim.frozen_variance import check_variance_possible
 from meshtrain.train.optim.momentum_handover import momentum_of
@@ -70,6 +71,7 @@ def describe_model(
     growing = progressive.find(model)
     outputs = [model] if growing is None else list(growing.heads)
     of_muon = hidden_matrices(model, outputs, optimizer) if sync.muon else []
+    check_joint(optimizer, sync, codec, partial=growing is not None or masks is not None)
     layout = optimizers.describe(optimizer, specs, places, of_muon) + (f"; loader: {loader}" if loader else "")
     momentum = momentum_of(optimizer) if codec.momentum else None
     if codec.of_momentum:

@@ -21,6 +21,7 @@ from meshtrain.train.data.own_draws import draw_apart
 from meshtrain.train.data.step_samples import StepSamples
 from meshtrain.train.device import move_model
 from meshtrain.train.logged_values import numbers_of
+from meshtrain.train.model.joint_optimizer import JointOptimizer
 from meshtrain.train.optim.early_scheduler import warn_of_early_scheduler
 from meshtrain.train.optim.loss_scaling import LossScaling
 from meshtrain.train.partial.progressive import Progressive
@@ -115,6 +116,8 @@ class DistributedSession:
         loader: str,
     ) -> StepSamples:
         """Returns when training may begin. As `LearnerSession._start`."""
+        if isinstance(optimizer, JointOptimizer):
+            raise NotSupported("several optimizers in mt.prepare are for jobs, not for torchrun: use one, or DDP")
         check_optimizer(optimizer, IN_STEP)
         self._device = move_model(model, optimizer, self._best_device())
         prepared = describe_model(model, optimizer, IN_STEP, PLAIN, None, loader)

@@ -216,7 +216,7 @@ def test_prepare_twice() -> None:
         prepared(session)
         prepared(session)
 
-    refused(script, UsageError, "called before.*ModuleDict")
+    refused(script, UsageError, "called before.*as lists")
 
 
 def test_parameter_outside_the_model_is_refused() -> None:
@@ -422,16 +422,21 @@ def two() -> tuple[nn.Module, torch.optim.Optimizer]:
 prepare: Any = mt.prepare  # a type checker would find these
 
 WRONGLY_GIVEN: dict[str, tuple[Callable[[nn.Module, torch.optim.Optimizer], object], str]] = {
-    "a list of optimizers": (lambda m, o: prepare(m, [o, o], [1]), "one torch optimizer, not a list: .*param group"),
-    "two optimizers": (lambda m, o: prepare(m, o, sgd(m)), "takes one optimizer: .*param group"),
-    "two and a loader": (lambda m, o: prepare(m, o, sgd(m), [1]), "takes one optimizer"),
+    "one optimizer twice": (lambda m, o: prepare(m, [o, o], [1]), "4 parameters are in several of the optimizers"),
+    "two optimizers": (lambda m, o: prepare(m, o, sgd(m)), r"models and optimizers as lists: .*prepare\(\[a, b\]"),
+    "no optimizer": (lambda m, _: prepare(m, [], [1]), "an empty list"),
+    "a list with something else": (
+        lambda m, o: prepare(m, [o, 3], [1]),
+        "a torch optimizer, or a list of them, not a int",
+    ),
+    "two and a loader": (lambda m, o: prepare(m, o, sgd(m), [1]), "several models and optimizers as lists"),
     "a scheduler": (
         lambda m, o: prepare(m, o, [1], torch.optim.lr_scheduler.StepLR(o, 3)),
         "no learning rate scheduler: make it after mt.prepare",
     ),
     "two loaders": (lambda m, o: prepare(m, o, [1], [2]), "not a list too: other loaders"),
-    "two models": (lambda m, o: prepare([m, m], o), "as its model, not a list: .*ModuleDict"),
-    "the wrong order": (lambda m, o: prepare(o, m), "as its model, not a SGD"),
+    "a model and its weights": (lambda m, o: prepare([m, {}], o), "as its model, or a list of them, not a dict"),
+    "the wrong order": (lambda m, o: prepare(o, m), "as its model, or a list of them, not a SGD"),
 }
 
 
