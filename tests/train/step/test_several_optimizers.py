@@ -121,6 +121,9 @@ def test_what_was_accumulated_for_one_leaves_with_its_round() -> None:
                     gan.generator(torch.ones(2, 3)).square().sum().backward()
             else:
                 gan.generator(torch.ones(2, 3)).square().sum().backward()
+            gan.of_discriminator.zero_grad()
+            gan.discriminator(torch.ones(2, 2)).square().sum().backward()  # another's round comes between
+            gan.of_discriminator.step()
             gan.generator(torch.full((2, 3), float(number))).square().sum().backward()
             gan.of_generator.step()
         models.append(gan.whole)
