@@ -23,8 +23,9 @@ from meshtraind.jobs.routing import JobRouter
 from meshtraind.learner.software import installed_software, memory_bytes
 from meshtraind.measuring.measuring import Measuring
 from meshtraind.owner.live_settings import LiveSettings
+from meshtraind.owner.machine_sensors import MachineSensors
 from meshtraind.owner.notifier import Notifier
-from meshtraind.owner.resting import on_battery, why_rest
+from meshtraind.owner.resting import RestWish
 from meshtraind.owner.settings import OwnerSettings
 from meshtraind.peers.interfaces import InterfaceError, usable_interfaces
 from meshtraind.peers.introducer import Introducer
@@ -164,7 +165,8 @@ class App:
             incarnation = secrets.randbits(62)
             trust = Trust(identity, pins)
             book = AddressBook(identity.device_id)
-            owner_settings = LiveSettings(config.data_dir)
+            sensors = MachineSensors()
+            owner_settings = LiveSettings(config.data_dir, sensors)
             cap = SendCap()
 
             def limit_sending() -> None:
@@ -228,7 +230,8 @@ class App:
                 notifier = Notifier(config.data_dir, owner_settings, self.jobs.registry.jobs)
                 started.push_async_callback(notifier.close)
                 owner_settings.at_every_look(notifier.look)
-                owner_settings.at_every_look(lambda: self._look_whether_to_rest(owner_settings.now))
+                rest = RestWish(sensors)
+                owner_settings.at_every_look(lambda: self._look_whether_to_rest(rest, owner_settings.now))
                 started.push_async_callback(owner_settings.close)
                 owner_settings.start()
                 started.push_async_callback(dashboard.close)
@@ -242,6 +245,5 @@ class App:
                 history.close()
             pins.close()
 
-    def _look_whether_to_rest(self, settings: OwnerSettings) -> None:
-        battery = settings.pause_on_battery and on_battery()
-        self.jobs.registry.look_whether_to_rest(why_rest(settings, datetime.now().time(), battery))
+    def _look_whether_to_rest(self, rest: RestWish, settings: OwnerSettings) -> None:
+        self.jobs.registry.look_whether_to_rest(rest.why(settings, datetime.now().time()))

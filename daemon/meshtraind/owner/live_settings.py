@@ -5,6 +5,8 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from meshtraind.owner.machine_sensors import MachineSensors
+from meshtraind.owner.resting import not_told
 from meshtraind.owner.settings import KEYS, OwnerSettings, SettingsError, check_key
 from meshtraind.owner.settings_file import NAME, SettingsFile
 from meshtraind.runtime.tasks import TaskSet
@@ -20,14 +22,19 @@ LOOK_INTERVAL_S = 2.0
 class LiveSettings:
     """Keeps the settings, and calls whoever follows them.
 
-    A file with an error changes nothing: what was read before counts on, and `problem` says what is wrong.
+    A file with an error changes nothing: what was read before counts on, and `problem` says what is wrong. So it does
+    where a setting waits for what this machine does not tell; the others count then.
+
+    Args:
+        sensors: of this machine; a test has others.
 
     Attributes:
         now: those that count.
         problem: what is wrong with the file; None: nothing.
     """
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, sensors: MachineSensors | None = None) -> None:
+        self._sensors = sensors or MachineSensors()
         self.now = OwnerSettings()
         self.problem: str | None = None
         self._file = SettingsFile(data_dir / NAME)
@@ -81,9 +88,12 @@ class LiveSettings:
                 log.error("the settings stay as they were: %s", error)
             self.problem = str(error)
             return
-        if self.problem is not None:
+        missing = not_told(found, self._sensors)
+        if missing is not None and missing != self.problem:
+            log.warning("%s; it has no effect here", missing)
+        elif missing is None and self.problem is not None:
             log.info("%s can be read again", self._file.path)
-        self.problem = None
+        self.problem = missing
         self._take(found)
 
     def _take(self, settings: OwnerSettings) -> None:
@@ -99,7 +109,10 @@ class LiveSettings:
     def change(self, key: str, text: str | None) -> None:
         """Sets a key to what a person has typed; None: takes it back to its default. Raises SettingsError."""
         check_key(key)
-        value = None if text is None else getattr(OwnerSettings.read({key: text}, typed=True), key)
+        alone = OwnerSettings.read({} if text is None else {key: text}, typed=True)
+        if (missing := not_told(alone, self._sensors)) is not None:
+            raise SettingsError(missing)
+        value = None if text is None else getattr(alone, key)
         settings = self._file.change(key, value)
         self._stamp = self._file.stamp()
         self.problem = None

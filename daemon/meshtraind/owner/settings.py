@@ -30,6 +30,9 @@ NOTIFY_DESKTOP, NOTIFY_OFF = "desktop", "off"
 BANDWIDTH_MBIT_MIN = 1.0  # below it a chunk takes seconds, and others take this device for one that has stalled
 
 
+CELSIUS_MIN = 50  # which a processor that only waits has on a warm day
+
+
 class SettingsError(Exception):
     """A key or a value that is not legal, or a file that cannot be read or written; says what is."""
 
@@ -84,6 +87,17 @@ class OwnerSettings(BaseModel):
     pause_on_battery: bool = Field(
         default=False, description="Whether learners rest while this laptop runs on its battery: true or false."
     )
+    pause_on_lid: bool = Field(
+        default=False,
+        description="Whether learners rest while this laptop's lid is closed, where it stays awake then: true or false.",
+    )
+    max_celsius: int = Field(
+        default=0,
+        ge=0,
+        le=110,
+        description="Learners rest when the processor is hotter, degrees Celsius, until it is 10 degrees below: 50 to "
+        "110; 0: however hot it is.",
+    )
 
     @field_validator("quiet_hours")
     @classmethod
@@ -96,6 +110,13 @@ class OwnerSettings(BaseModel):
     def _not_next_to_nothing(cls, value: float) -> float:
         if 0 < value < BANDWIDTH_MBIT_MIN:
             raise ValueError(f"at least {BANDWIDTH_MBIT_MIN:g} is taken, or 0 for no cap")
+        return value
+
+    @field_validator("max_celsius")
+    @classmethod
+    def _not_always_hot(cls, value: int) -> int:
+        if 0 < value < CELSIUS_MIN:
+            raise ValueError(f"at least {CELSIUS_MIN} is taken, or 0 for no limit")
         return value
 
     @field_validator("notify")

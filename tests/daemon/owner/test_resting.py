@@ -9,8 +9,10 @@ from typing import Any, cast
 import psutil
 import pytest
 
+from meshtraind.owner.live_settings import LiveSettings
+from meshtraind.owner.machine_sensors import MachineSensors
 from meshtraind.owner.quiet_hours import QuietHours
-from meshtraind.owner.resting import on_battery, why_rest
+from meshtraind.owner.resting import RestWish
 from meshtraind.owner.settings import OwnerSettings, SettingsError
 from meshtraind.session.session import JobSession
 from meshwire.codecs.registry import parse_codec
@@ -23,6 +25,23 @@ from tests.daemon.waiting import until
 WHY = "quiet hours until 07:00"
 
 
+class Sensors(MachineSensors):
+    """A machine that tells what a test says."""
+
+    def __init__(self, *, battery: bool = False, closed: bool | None = False, heat: float | None = 50.0) -> None:
+        super().__init__()
+        self.battery, self.closed, self.heat = battery, closed, heat
+
+    def on_battery(self) -> bool:
+        return self.battery
+
+    def lid_closed(self) -> bool | None:
+        return self.closed
+
+    def celsius(self) -> float | None:
+        return self.heat
+
+
 @pytest.mark.parametrize(
     ("hours", "quiet", "loud"),
     [
@@ -33,7 +52,8 @@ WHY = "quiet hours until 07:00"
 )
 def test_quiet_hours_hold_over_midnight_too(hours: str, quiet: list[str], loud: list[str]) -> None:
     settings = OwnerSettings.read({"quiet_hours": hours})
-    rests = [now for now in quiet + loud if why_rest(settings, time.fromisoformat(now), False)]
+    wish = RestWish(Sensors())
+    rests = [now for now in quiet + loud if wish.why(settings, time.fromisoformat(now))]
     assert rests == quiet
 
 
@@ -45,12 +65,96 @@ def test_other_hours_are_refused_with_an_example(text: str) -> None:
         QuietHours.parse(text)
 
 
-def test_a_battery_counts_where_that_is_set_and_the_reason_is_told() -> None:
-    noon = time(12, 0)
-    assert why_rest(OwnerSettings(), noon, True) is None
-    assert why_rest(OwnerSettings(pause_on_battery=True), noon, False) is None
-    assert "battery" in (why_rest(OwnerSettings(pause_on_battery=True), noon, True) or "")
-    assert why_rest(OwnerSettings(quiet_hours="22:00-07:00"), time(23, 0), False) == WHY
+def test_a_battery_and_a_lid_count_where_that_is_set_and_the_reason_is_told() -> None:
+    noon, away = time(12, 0), Sensors(battery=True, closed=True)
+    assert RestWish(away).why(OwnerSettings(), noon) is None
+    assert RestWish(Sensors()).why(OwnerSettings(pause_on_battery=True, pause_on_lid=True), noon) is None
+    assert "battery" in (RestWish(away).why(OwnerSettings(pause_on_battery=True), noon) or "")
+    assert "lid" in (RestWish(away).why(OwnerSettings(pause_on_lid=True), noon) or "")
+    assert RestWish(Sensors()).why(OwnerSettings(quiet_hours="22:00-07:00"), time(23, 0)) == WHY
+
+
+def test_who_rests_for_heat_comes_back_when_it_is_cooler_and_not_at_once() -> None:
+    sensors, settings, noon = Sensors(), OwnerSettings(max_celsius=80), time(12, 0)
+    wish = RestWish(sensors)
+    rests = []
+    for celsius in (60.0, 80.0, 81.0, 79.0, 71.0, 69.0, 75.0, None, 81.0):
+        sensors.heat = celsius
+        rests.append(wish.why(settings, noon) is not None)
+    assert rests == [False, False, True, True, True, False, False, False, True]
+    assert wish.why(settings, noon) == "this machine is hotter than 80 degrees"
+    assert wish.why(OwnerSettings(), noon) is None
+
+
+@pytest.mark.parametrize("text", ["49", "1", "111", "-1", "hot"])
+def test_a_limit_at_which_nobody_would_ever_train_is_refused(text: str) -> None:
+    with pytest.raises(SettingsError, match="max_celsius = "):
+        OwnerSettings.read({"max_celsius": text}, typed=True)
+
+
+def test_what_a_machine_does_not_tell_is_said_and_the_rest_counts(tmp_path: Path) -> None:
+    settings = LiveSettings(tmp_path, Sensors(closed=None, heat=None))
+    settings.load()
+    for key, value in (("pause_on_lid", "true"), ("max_celsius", "80")):
+        with pytest.raises(SettingsError, match=f"{key}: this machine does not tell"):
+            settings.change(key, value)
+    assert settings.now == OwnerSettings()
+    (tmp_path / "config.toml").write_text("pause_on_lid = true\nnice = 12\n")
+    settings.look()
+    assert "does not tell whether its lid is closed" in (settings.problem or "")
+    assert settings.now.nice == 12
+    settings.change("pause_on_lid", None)
+    assert settings.problem is None
+
+
+def test_where_a_machine_tells_it_is_taken(tmp_path: Path) -> None:
+    settings = LiveSettings(tmp_path, Sensors())
+    settings.load()
+    settings.change("pause_on_lid", "true")
+    settings.change("max_celsius", "85")
+    assert settings.now.pause_on_lid
+    assert settings.now.max_celsius == 85
+    assert settings.problem is None
+
+
+@pytest.mark.parametrize(
+    ("states", "closed"),
+    [
+        ([], None),
+        (["state:      open\n"], False),
+        (["state:      closed\n"], True),
+        (["state:      open\n", "state:      closed\n"], True),
+        (["unsupported\n"], False),
+    ],
+)
+def test_lids_as_linux_tells_of_them(states: list[str], closed: bool | None, tmp_path: Path) -> None:
+    for number, state in enumerate(states):
+        (tmp_path / f"LID{number}").mkdir()
+        (tmp_path / f"LID{number}" / "state").write_text(state)
+    assert MachineSensors(tmp_path).lid_closed() is closed
+    assert MachineSensors(tmp_path / "nowhere").lid_closed() is None
+
+
+@pytest.mark.parametrize(
+    ("chips", "hottest"),
+    [
+        ({}, None),
+        ({"coretemp": [("Package id 0", 61.0), ("Core 0", 58.0)], "nvme": [("Composite", 70.0)]}, 61.0),
+        ({"nvme": [("Composite", 70.0)], "iwlwifi_1": [("", 55.0)]}, None),
+        ({"k10temp": [("Tctl", 0.0)], "acpitz": [("", 47.0)]}, 47.0),
+    ],
+)
+def test_the_heat_of_the_processor_alone_counts(
+    chips: dict[str, list[tuple[str, float]]], hottest: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {
+        chip: [SimpleNamespace(label=label, current=celsius) for label, celsius in parts]
+        for chip, parts in chips.items()
+    }
+    monkeypatch.setattr(psutil, "sensors_temperatures", lambda: found, raising=False)
+    assert MachineSensors().celsius() == hottest
+    monkeypatch.delattr(psutil, "sensors_temperatures")
+    assert MachineSensors().celsius() is None
 
 
 @pytest.mark.parametrize(
@@ -66,7 +170,7 @@ def test_a_machine_that_does_not_say_so_is_on_no_battery(
     found: Any, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(psutil, "sensors_battery", lambda: found, raising=False)
-    assert on_battery() is expected
+    assert MachineSensors().on_battery() is expected
 
 
 async def one_step(session: JobSession) -> None:
