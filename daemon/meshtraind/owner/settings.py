@@ -89,7 +89,7 @@ class OwnerSettings(BaseModel):
     )
     pause_on_lid: bool = Field(
         default=False,
-        description="Whether learners rest while this laptop's lid is closed, where it stays awake then: true or false.",
+        description="Whether learners rest while this laptop is awake with its lid closed: true or false.",
     )
     max_celsius: int = Field(
         default=0,
