@@ -9,6 +9,7 @@ from meshtraind.jobs.queries import JobQueries
 from meshtraind.jobs.routing import JobRouter
 from meshtraind.measuring.measuring import Measuring
 from meshtraind.owner.live_settings import LiveSettings
+from meshtraind.owner.notifier import keep_command
 from meshtraind.owner.settings import SettingsError
 from meshtraind.peers.links import Link
 from meshtraind.peers.mesh import Mesh
@@ -18,7 +19,7 @@ from meshtraind.transport.connection import Connection, Emit, RequestFailed
 from meshwire import limits
 from meshwire.frames.header import Header
 from meshwire.message_base import Wire
-from meshwire.messages.config import GetConfig, SetConfig
+from meshwire.messages.config import GetConfig, NotifyOfJob, SetConfig
 from meshwire.messages.envelope import Done
 from meshwire.messages.group import GroupBegin, GroupEnd, SignOfLife, StoreAsk
 from meshwire.messages.job import Fetch, Found, ListCheckpoints, ListOutputs
@@ -203,6 +204,8 @@ class LocalHandler:
                 return mesh.node.settings.shown()
             case SetConfig():
                 return self._set(body)
+            case NotifyOfJob():
+                return self._notify_of(body)
             case Unpair():
                 return mesh.unpair(body)
             case Shutdown():
@@ -222,6 +225,15 @@ class LocalHandler:
         except SettingsError as error:
             raise RequestFailed(str(error)) from error
         return settings.shown()
+
+    def _notify_of(self, body: NotifyOfJob) -> Done:
+        if body.job not in self._jobs.registry.jobs:
+            raise RequestFailed(f"this device is not in job {body.job}, and hears nothing of its end")
+        try:
+            keep_command(self._mesh.node.job_folder(body.job), body.command)
+        except OSError as error:
+            raise RequestFailed(f"the command cannot be kept: {error.strerror or error}") from error
+        return Done()
 
     def _status(self) -> Status:
         mesh = self._mesh

@@ -30,6 +30,7 @@ RUN_TIMEOUT_S = 30.0
 OUTPUT_BYTES_MAX = 2000  # of a command that has failed, in the log
 QUEUED_MAX = 32
 HELP = "help"
+COMMAND_FILE = "notify"  # in a job's folder
 VERBS = {
     JobState.SUCCEEDED: "has succeeded",
     JobState.FAILED: "has failed",
@@ -138,7 +139,7 @@ class Notifier:
 
     def tell(self, news: OwnerNotice) -> None:
         """Tells the owner, soon."""
-        setting = self._settings.now.notify
+        setting = command_of(self._data_dir / "jobs" / news.job) or self._settings.now.notify
         if setting == NOTIFY_OFF:
             return
         if self._queued >= QUEUED_MAX:
@@ -192,6 +193,24 @@ class Notifier:
             await process.wait()
         if code:
             log.warning("notify: exit code %d: %s", code, printable(said.decode(errors="replace").strip()))
+
+
+def keep_command(folder: Path, command: str) -> None:
+    """Has the owner told of the job in this folder by a command of its own. Raises OSError."""
+    handle = os.open(folder / COMMAND_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(command)
+
+
+def command_of(folder: Path) -> str | None:
+    """What `keep_command` has kept for a job; None: nothing."""
+    try:
+        return (folder / COMMAND_FILE).read_text("utf-8") or None
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        log.warning("the command to notify by cannot be read: %s", error)
+        return None
 
 
 def variables(news: OwnerNotice) -> dict[str, str]:

@@ -232,6 +232,15 @@ def submit(
             "and the first failure ends the job.",
         ),
     ] = EngineName.MESH,
+    notify: Annotated[
+        str | None,
+        typer.Option(
+            "--notify",
+            metavar="COMMAND",
+            help="Run this on this device when the job ends or needs help, in place of what `meshtrain config notify` "
+            "says; $MESHTRAIN_TEXT is what happened.",
+        ),
+    ] = None,
     trace: Annotated[
         bool,
         typer.Option(
@@ -310,7 +319,8 @@ def submit(
     if peers is not None and on is not None:
         raise BadCommandLine("--peers and --on exclude each other", "--on with as many names as you want")
     if script is None:
-        raise typer.Exit(_resubmit(context, resume, _names(on), (count, count_max), data_dir, detach=detach, json=json))
+        chosen_members = _names(on), count, count_max
+        raise typer.Exit(_resubmit(context, resume, chosen_members, notify, data_dir, detach=detach, json=json))
     if resume is not None and seed is not None:
         raise BadCommandLine("--resume keeps the seed of its job, so that no sample is used twice", "it without --seed")
     typed = JobChoice(Pinned(sync, codec, topology), _names(on), count, count_max, shares)
@@ -414,7 +424,7 @@ def submit(
             resume=None if resume is None else resume_from(client, resume),
         )
         with Stages() as stages:
-            submitted = send(client, body, stages)
+            submitted = send(client, body, stages, None if dry_run else notify)
         notes = [*source.notes, *(shipped_data.notes if shipped_data is not None else ()), *submitted.notes]
         memory = None
         if dry_run:
@@ -470,21 +480,21 @@ def _open(typed: JobChoice) -> bool:
 def _resubmit(
     context: typer.Context,
     resume: str | None,
-    on: tuple[str, ...],
-    peers: tuple[int | None, int | None],
+    members: tuple[tuple[str, ...], int | None, int | None],
+    notify: str | None,
     data_dir: Path | None,
     *,
     detach: bool,
     json: bool,
 ) -> int:
     """Submits a job that goes on as it was. Returns the exit code."""
-    count, count_max = peers
+    on, count, count_max = members
     if resume is None:
         raise BadCommandLine("which script?", "meshtrain submit train.py")
     check_alone(context, resume)
     with connected(data_dir) as client, Stages() as stages:
         body = Resubmit(resume=resume_from(client, resume), on=on, peers=count, peers_max=count_max)
-        submitted = send(client, body, stages)
+        submitted = send(client, body, stages, notify)
     return started(submitted, submitted.notes, data_dir, detach=detach, json=json)
 
 

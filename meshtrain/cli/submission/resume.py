@@ -9,7 +9,7 @@ from meshwire.checkpoints.manifest import CheckpointName
 from meshwire.messages.local import ResumeFrom
 
 ROUND_MAX = 10**9
-AS_BEFORE = frozenset(("resume", "on", "peers", "detach", "json", "data_dir"))  # may be said all the same
+AS_BEFORE = frozenset(("resume", "on", "peers", "detach", "json", "notify", "data_dir"))  # may be said all the same
 
 
 def resume_from(client: Client, text: str) -> ResumeFrom:

@@ -14,29 +14,43 @@ from meshtrain.cli.ui.job import find_job
 from meshtrain.cli.ui.progress import Stages
 from meshtrain.cli.ui.terminal import plain, print_json, say
 from meshtrain.client import Client, ask
+from meshtrain.errors import RequestError
 from meshtrain.following.shown_text import printable_lines
 from meshtrain.following.speed import prediction_text
 from meshwire.message_base import Wire
+from meshwire.messages.config import NotifyOfJob
+from meshwire.messages.envelope import Done
 from meshwire.messages.local import Resubmit, Submit, SubmitProgress, Submitted
 from meshwire.text import printable
 
 # Copying and sending a data folder of the largest size over a home network takes days; the daemon ends a transfer
 # that stands still long before.
 SUBMIT_TIMEOUT_S = 7 * 86400.0
+NOTIFY_TIMEOUT_S = 10.0
 
 
-def send(client: Client, body: Submit | Resubmit, stages: Stages) -> Submitted:
-    """Waits until all members have what they need, or until it is known what would be sent (`dry_run`)."""
+def send(client: Client, body: Submit | Resubmit, stages: Stages, notify: str | None = None) -> Submitted:
+    """Waits until all members have what they need, or until it is known what would be sent (`dry_run`).
+
+    Args:
+        notify: command that this device runs when the job ends or needs help; None: as its owner has set.
+    """
 
     def show(event: Wire) -> None:
         if isinstance(event, SubmitProgress):
             stages.show(event.text, event.done_bytes, event.total_bytes)
 
     try:
-        return ask(client, body, Submitted, name="submit", timeout_s=SUBMIT_TIMEOUT_S, on_event=show)
+        submitted = ask(client, body, Submitted, name="submit", timeout_s=SUBMIT_TIMEOUT_S, on_event=show)
     except KeyboardInterrupt:
         say("\nInterrupted while submitting. See whether the job was started: meshtrain jobs")
         raise typer.Exit(EXIT_INTERRUPTED) from None
+    if notify is not None:
+        try:
+            ask(client, NotifyOfJob(job=submitted.job, command=notify), Done, name="notify", timeout_s=NOTIFY_TIMEOUT_S)
+        except RequestError as error:  # the job has begun all the same
+            say(f"note: --notify: {error}")
+    return submitted
 
 
 def started(

@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
 from meshwire import limits
+from meshwire.jobs.lifecycle import JobId
 from meshwire.message_base import Wire
 from meshwire.messages.envelope import message
 from meshwire.messages.job import Text
@@ -23,6 +24,14 @@ class SetConfig(Wire):
 
     key: Annotated[str, Field(max_length=64)]
     value: Annotated[str, Field(max_length=limits.CONFIG_VALUE_CHARS_MAX)] | None
+
+
+@message("notify.job")
+class NotifyOfJob(Wire):
+    """Request: run this command here when a job ends or needs help, in place of what `notify` says. Reply: `Done`."""
+
+    job: JobId
+    command: Annotated[str, Field(min_length=1, max_length=limits.CONFIG_VALUE_CHARS_MAX)]
 
 
 class ConfigEntry(Wire):

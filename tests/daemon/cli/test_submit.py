@@ -25,6 +25,8 @@ from meshwire.jobs.files import FileManifest
 from meshwire.jobs.lifecycle import JobState
 from meshwire.memory_layout.footprint import Measurement, ModelSize
 from meshwire.message_base import Wire
+from meshwire.messages.config import NotifyOfJob
+from meshwire.messages.envelope import Done, Failure
 from meshwire.messages.job import Member
 from meshwire.messages.link import AskLinked, LinkedDevices
 from meshwire.messages.local import (
@@ -65,6 +67,17 @@ def sent(endpoint: Endpoint, *options: str) -> Submit:
     assert run("submit", *options, "-d", "train.py").exit_code == 0
     body: Submit = endpoint.of_type(Submit)[-1]
     return body
+
+
+@pytest.mark.usefixtures("project")
+def test_who_is_told_of_this_job_is_said_once_it_has_begun(endpoint: Endpoint) -> None:
+    endpoint.answers[NotifyOfJob] = Done()
+    sent(endpoint, "--notify", "say done")
+    assert endpoint.of_type(NotifyOfJob) == [NotifyOfJob(job=JOB, command="say done")]
+    endpoint.answers[NotifyOfJob] = Failure(error=f"this device is not in job {JOB}")
+    shown = run("submit", "--notify", "say done", "-d", "train.py")
+    assert shown.exit_code == 0, "the job has begun"
+    assert f"note: --notify: this device is not in job {JOB}" in shown.stderr
 
 
 @pytest.mark.parametrize("options", [[], ["--dry-run"]])

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,7 +11,16 @@ from typing import Any, cast
 import pytest
 
 from meshtraind.owner.live_settings import LiveSettings
-from meshtraind.owner.notifier import HELP, QUEUED_MAX, WAITS_S, JobWatch, Notifier, OwnerNotice, desktop_command
+from meshtraind.owner.notifier import (
+    HELP,
+    QUEUED_MAX,
+    WAITS_S,
+    JobWatch,
+    Notifier,
+    OwnerNotice,
+    desktop_command,
+    keep_command,
+)
 from meshtraind.storage.job_record import Job
 from meshwire.jobs.lifecycle import TERMINAL_STATES, JobState
 from tests.daemon.waiting import until
@@ -99,6 +109,25 @@ async def test_a_command_gets_the_news_as_data(tmp_path: Path) -> None:
     assert file.read_text() == f"1kx3|gpt|failed|{NEWS.why}|{tmp_path}\n"
     assert not (tmp_path / "evil").exists()
     await made.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("setting", ["off", "touch of-the-owner"])
+async def test_a_job_s_own_command_is_run_in_place_of_the_owner_s(tmp_path: Path, setting: str) -> None:
+    """`submit --notify`: of this job alone, also where nobody is told of others; nobody else may read it."""
+    folder = tmp_path / "jobs" / NEWS.job
+    folder.mkdir(parents=True)
+    keep_command(folder, "touch of-an-earlier-one")
+    keep_command(folder, 'echo "$MESHTRAIN_TEXT" > told')
+    assert (folder / "notify").stat().st_mode & 0o777 == 0o600
+    made = notifier(tmp_path, setting)
+    made.tell(NEWS)
+    await until((tmp_path / "told").exists, "the command")
+    made.tell(replace(NEWS, job="other"))
+    if setting != "off":
+        await until((tmp_path / "of-the-owner").exists, "the owner's command")
+    await made.close()
+    assert not (tmp_path / "of-an-earlier-one").exists()
 
 
 @pytest.mark.asyncio
