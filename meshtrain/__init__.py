@@ -106,9 +106,10 @@ def prepare(
 
     Args:
         loader: a torch DataLoader; every peer gets other samples of the same order, `batch_size` of them a step.
-            Without it, or over an IterableDataset, each peer draws for itself and counts as one sample a step; one that
-            seeds itself must do so by `rank()`, or all peers get the same samples. `len()` of the returned loader, by
-            which a scheduler may count steps, is that of one peer.
+            Without it each peer draws for itself and counts as one sample a step; one that seeds itself must do so by
+            `rank()`, or all peers get the same samples. Over an IterableDataset, whose length nobody knows, each peer
+            takes every m-th item, unless the data set asks for `rank()` and takes its part itself. `len()` of the
+            returned loader, by which a scheduler may count steps, is that of one peer.
         scaler: the GradScaler that the script steps the optimizer with.
 
     Returns:
@@ -171,6 +172,7 @@ def rank() -> int:
     """This peer's number in the job, from 0."""
     from meshtrain.train import api
 
+    api.note_asked()
     return api.world().rank
 
 
@@ -178,6 +180,7 @@ def world_size() -> int:
     """How many peers train."""
     from meshtrain.train import api
 
+    api.note_asked()
     return api.world().world_size
 
 

@@ -12,6 +12,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from meshtrain.errors import JobStopped, UsageError
+from meshtrain.train.data.stream_share import note_asked
 from meshtrain.train.dry_run import MeasuringProcess
 from meshtrain.train.link.environment import Environment, environment_of_job
 from meshtrain.train.model.joint_optimizer import JointOptimizer
@@ -20,6 +21,8 @@ from meshtrain.train.single import SingleProcess
 from meshtrain.train.torchrun.distributed_session import DistributedSession
 from meshtrain.train.torchrun.launched import launched
 from meshtrain.train.traced_run import TracedProcess
+
+__all__ = ["check_given", "joined", "note_asked", "world"]
 
 World = SingleProcess | LearnerSession | DistributedSession
 

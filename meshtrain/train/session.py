@@ -14,8 +14,9 @@ from meshtrain.client import Client
 from meshtrain.errors import ConnectionLost, NotSupported, RequestError, UsageError
 from meshtrain.train.data.deal import Deal
 from meshtrain.train.data.loader import DealtLoader, dealable
-from meshtrain.train.data.own_draws import draw_apart
+from meshtrain.train.data.own_draws import NO_LOADER, STREAM, draw_apart
 from meshtrain.train.data.step_samples import StepSamples
+from meshtrain.train.data.stream_share import shared_stream
 from meshtrain.train.device import best_device, move_model
 from meshtrain.train.link.channel import Channel
 from meshtrain.train.link.environment import Environment, environment_of_job
@@ -94,7 +95,7 @@ class LearnerSession:
     def prepare(self, model: M, optimizer: O, scaler: torch.amp.GradScaler | None = None) -> tuple[M, O]:
         """`mt.prepare` without a loader: every peer draws its own samples, by X6 (seeds by rank)."""
         self._check_unprepared()
-        self._draw_apart("no loader was given to mt.prepare")
+        self._draw_apart(NO_LOADER)
         self._start(model, optimizer, scaler, None, "no loader")
         return model, optimizer
 
@@ -105,9 +106,9 @@ class LearnerSession:
         self._check_unprepared()
         given = dealable(loader)
         if given is None:
-            self._draw_apart("the loader reads an IterableDataset")
+            self._draw_apart(STREAM)
             self._start(model, optimizer, scaler, None, "an iterable data set")
-            return model, optimizer, loader
+            return model, optimizer, shared_stream(loader, self.rank, self.world_size)
         spec = self._welcome.spec
         deal = self._deal = Deal(given, self.world_size, spec.seed, spec.sync)
         if self.rank == 0:

@@ -17,8 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 from meshtrain.errors import NotSupported, UsageError
 from meshtrain.train.data.deal import Deal
 from meshtrain.train.data.loader import DealtLoader, dealable
-from meshtrain.train.data.own_draws import draw_apart
+from meshtrain.train.data.own_draws import NO_LOADER, STREAM, draw_apart
 from meshtrain.train.data.step_samples import StepSamples
+from meshtrain.train.data.stream_share import shared_stream
 from meshtrain.train.device import move_model
 from meshtrain.train.logged_values import numbers_of
 from meshtrain.train.model.joint_optimizer import JointOptimizer
@@ -69,7 +70,7 @@ class DistributedSession:
     def prepare(self, model: M, optimizer: O, scaler: torch.amp.GradScaler | None = None) -> tuple[M, O]:
         """`mt.prepare` without a loader: every rank draws its own samples, by X6 (seeds by rank)."""
         group = self._open_for(model)
-        draw_apart(_seed(group), group.rank, "no loader was given to mt.prepare")
+        draw_apart(_seed(group), group.rank, NO_LOADER)
         self._start(group, model, optimizer, scaler, None, "no loader")
         return model, optimizer
 
@@ -80,9 +81,9 @@ class DistributedSession:
         group = self._open_for(model)
         given, seed = dealable(loader), _seed(group)
         if given is None:
-            draw_apart(seed, group.rank, "the loader reads an IterableDataset")
+            draw_apart(seed, group.rank, STREAM)
             self._start(group, model, optimizer, scaler, None, "an iterable data set")
-            return model, optimizer, loader
+            return model, optimizer, shared_stream(loader, group.rank, group.size)
         deal = Deal(given, group.size, seed, IN_STEP)
         if group.rank == 0:
             warn_of_early_scheduler(optimizer, len(given), len(deal))
