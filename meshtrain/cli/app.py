@@ -16,7 +16,7 @@ from meshtrain.cli.commands.logs import logs
 from meshtrain.cli.commands.mesh import pair, peers, status, unpair
 from meshtrain.cli.commands.planning import plan, whatif
 from meshtrain.cli.commands.submit import submit
-from meshtrain.cli.commands.top import top
+from meshtrain.cli.commands.top import metrics, top
 from meshtrain.cli.ui.options import Grouped, examples
 from meshtrain.cli.version import root, version
 
@@ -99,6 +99,7 @@ app.command(
 )(whatif)
 app.command(epilog=examples("meshtrain jobs", "meshtrain jobs --json"))(jobs)
 app.command(epilog=examples("meshtrain top", "meshtrain top x7k", "meshtrain top --json"))(top)
+app.command(epilog=examples("meshtrain metrics", "meshtrain metrics -o /var/lib/node_exporter/meshtrain.prom"))(metrics)
 app.command(epilog=examples("meshtrain dashboard", "meshtrain dashboard --no-open"))(dashboard)
 app.command(epilog=examples("meshtrain logs -f", "meshtrain logs -n 20 --rank bert x7k"))(logs)
 app.command(epilog=examples("meshtrain checkpoints", "meshtrain checkpoints x7k --json"))(checkpoints)

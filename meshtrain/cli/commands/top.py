@@ -1,20 +1,23 @@
-"""`top`: the peers of a job, live."""
+"""`top`: the peers of a job, live; `metrics`: the same figures for Prometheus."""
 
 import json
+import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from meshtrain.cli.ui.completion import complete_jobs
 from meshtrain.cli.ui.connection import connected
-from meshtrain.cli.ui.errors import reported
+from meshtrain.cli.ui.errors import CliError, reported
 from meshtrain.cli.ui.job import find_job, list_jobs
-from meshtrain.cli.ui.options import DataDir
+from meshtrain.cli.ui.options import DataDir, Json
 from meshtrain.cli.ui.peer_table import print_peers, render_peers
-from meshtrain.cli.ui.terminal import console, plain, say
-from meshtrain.client import Client
+from meshtrain.cli.ui.terminal import console, plain, print_json, say
+from meshtrain.client import Client, ask
 from meshtrain.following.watching import has_ended, outcome_lines, watch_job
 from meshwire.messages.job import JobSummary
+from meshwire.messages.local import GetPeers, GetStatus, Peers, Status
 
 REFRESHES_PER_S = 4
 
@@ -76,3 +79,37 @@ def _live(client: Client, job: JobSummary) -> JobSummary:
 
 def _print_line(job: JobSummary) -> None:
     print(json.dumps(plain(job), allow_nan=False), flush=True)
+
+
+@reported
+def metrics(
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write there, whole or not at all, and print nothing."),
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Print what this device and its jobs do, for Prometheus. A timer that writes it where node_exporter's textfile
+    collector looks is enough: nothing listens for it, and nobody on the network can ask.
+    """
+    with connected(data_dir) as client:
+        status = ask(client, GetStatus(), Status, name="status")
+        peers = ask(client, GetPeers(), Peers, name="list of peers")
+        jobs = [job for job in list_jobs(client) if not has_ended(job)]
+    if as_json:
+        print_json({"status": plain(status), **plain(peers), "jobs": [plain(job) for job in jobs]})
+        return
+    from meshtrain.following.exposition import exposition  # its library takes as long to import as all else here
+
+    text = exposition(status, peers, jobs)
+    if output is None:
+        typer.echo(text, nl=False)
+        return
+    part = output.with_name(f".{output.name}.part")
+    try:
+        part.write_text(text, "utf-8")
+        os.replace(part, output)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise CliError(f"{output} cannot be written: {error.strerror}", "meshtrain metrics") from error
