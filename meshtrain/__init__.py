@@ -100,9 +100,9 @@ def prepare(
     parameters, buffers and optimizer state. The model is moved to `device()` if it lies on the CPU; batches of the
     returned loader come on that device, except of an IterableDataset.
 
-    Several models and optimizers, of a GAN say, come as lists. Each backward pass is then a round, for the optimizer
-    that steps behind it, so an iteration with two of them has two rounds; with `--sync bsp` and codecs that leave
-    nothing for later, as fp32 and fp16.
+    Several models and optimizers, of a GAN say, come as lists: `prepare([g, d], [of_d, of_g], loader)`. Each backward
+    pass is then a round, and optimizers step in turn, in the order given; one that steps three times in a row stands
+    there three times. With `--sync bsp`, and codecs that leave nothing for later, as fp32 and fp16.
 
     Args:
         loader: a torch DataLoader; every peer gets other samples of the same order, `batch_size` of them a step.

@@ -1,7 +1,10 @@
 """Several optimizers, each with parameters of its own, as the one that a job knows: for a GAN, say.
 
-Each backward pass is a round, and the optimizer that steps behind it steps on its means; the others' parameters stay as
-they are. What travels with rounds and lies in states (options, momenta) is that of all of them together.
+Each backward pass is a round, and one of the optimizers steps on its means. Which one follows from the round's number:
+they take turns, in the order in which they were given. So all peers step the same one, whoever was lost or comes later,
+and whoever is at another place of its loop than the others sees it.
+
+What travels with rounds and lies in states (options, momenta) is that of all of them together.
 """
 
 import functools
@@ -21,21 +24,30 @@ TWICE = (
     "each backward pass is for one. Give each a loss.backward() of its own, or put all parameters into one optimizer, "
     "as param groups"
 )
+ORDER = (
+    "{} steps where it is {}'s turn: optimizers step in the order in which mt.prepare was given them, and one that "
+    "steps several times in a row stands there as often, as in mt.prepare([g, d], [of_d, of_d, of_g], loader)"
+)
 
 
 class JointOptimizer(Optimizer):
     """Looks like one optimizer that has the param groups and the state of its members.
 
-    A member's `step()` is this one's `step()`, which steps that member alone; so whoever puts another function in place
-    of this one's, as a job does, has the script's call of any member.
+    A member's `step()` is this one's `step()`; so whoever puts another function in place of this one's, as a job does,
+    has the script's call of any member.
 
     Args:
-        members: at least two, without a parameter in common.
+        turns: who steps when, at least two; one may stand there several times.
+
+    Attributes:
+        members: each once.
+        passed: how many turns the script has had.
     """
 
-    def __init__(self, members: Sequence[Optimizer]) -> None:
+    def __init__(self, turns: Sequence[Optimizer]) -> None:
         # Not Optimizer's own: it would make groups and state of its own.
-        self.members = tuple(members)
+        self.members = tuple({id(member): member for member in turns}.values())
+        self._turns = [self.members.index(member) for member in turns]
         self.param_groups = [group for member in self.members for group in member.param_groups]
         self.state = _JointState(self.members)  # type: ignore[assignment]
         self._owner = {
@@ -51,6 +63,7 @@ class JointOptimizer(Optimizer):
             )
         self._steps: list[Callable[..., Any]] = [member.step for member in self.members]
         self._active = 0
+        self.passed = 0
         self._replaced = [
             ReplacedStep(member, functools.partial(self._step_member, at)) for at, member in enumerate(self.members)
         ]
@@ -64,8 +77,32 @@ class JointOptimizer(Optimizer):
         """The member whose step was called last."""
         return self.members[self._active]
 
+    def check_turn(self) -> None:
+        """Raises UsageError where another member's step was called than the one whose turn it is."""
+        due = self._turns[self.passed % len(self._turns)]
+        if self._active != due:
+            names = [type(member).__name__ for member in self.members]
+            if names[self._active] == names[due]:
+                names = [f"{name} ({at + 1} of {len(names)})" for at, name in enumerate(names)]
+            raise UsageError(ORDER.format(names[self._active], names[due]))
+
+    def check_once(self) -> None:
+        """Raises UsageError where the member whose step was called has gradients, and no backward pass was since the
+        last step of any: others hold the state behind that step already."""
+        groups = self.active.param_groups
+        if any(parameter.grad is not None for group in groups for parameter in group["params"]):
+            raise UsageError(TWICE.format(type(self.active).__name__))
+
+    def turn_to(self, round_: int) -> None:
+        """The next `step` is that of the member whose turn this round is."""
+        self._active = self._turns[(round_ - 1) % len(self._turns)]
+
+    def is_apart(self, decided: int) -> bool:
+        """Whether the script's next pass is another turn than the round after this one."""
+        return (self.passed - decided) % len(self._turns) != 0
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Steps the member whose step was called."""
+        """Steps one member."""
         return self._steps[self._active](*(() if closure is None else (closure,)))
 
     def _step_member(self, at: int, closure: Callable[[], Any] | None) -> Any:
@@ -105,13 +142,6 @@ class _JointState(MutableMapping[torch.Tensor, Any]):
 def members_of(optimizer: Optimizer) -> tuple[Optimizer, ...]:
     """The optimizers that one stands for: its members, or itself."""
     return optimizer.members if isinstance(optimizer, JointOptimizer) else (optimizer,)
-
-
-def check_once(member: Optimizer) -> None:
-    """Raises UsageError where a member is to step, and no backward pass was since the last step of any, on gradients
-    that it has: others hold the state behind that step already."""
-    if any(parameter.grad is not None for group in member.param_groups for parameter in group["params"]):
-        raise UsageError(TWICE.format(type(member).__name__))
 
 
 def check_joint(optimizer: Optimizer, sync: SyncSettings, codec: CodecSpec, *, partial: bool) -> None:

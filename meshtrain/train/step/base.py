@@ -13,6 +13,7 @@ import torch
 
 from meshtrain.errors import MeshtrainError, NonFiniteGradient
 from meshtrain.train.link.channel import Channel
+from meshtrain.train.model.joint_optimizer import JointOptimizer
 from meshtrain.train.model.kept_state import NoKeptState
 from meshtrain.train.model.optimizers import SCALER_ATTRIBUTES
 from meshtrain.train.model.state import feed
@@ -132,6 +133,8 @@ class Base:
         """The optimizer steps on the gradients in `p.grad`, with a round's options (O3, leader's options); None: with
         its own."""
         self.kept.dirty()
+        if isinstance(self.step.optimizer, JointOptimizer):
+            self.step.optimizer.turn_to(self.applied + 1)
         with nullcontext() if told is None else self.options.hyperparameters.in_force(told.groups):
             self.step.take()
         self.means.masks.hold()

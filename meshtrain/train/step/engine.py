@@ -37,6 +37,12 @@ class ScriptSteps(Protocol):
     def rehearsal(self) -> Rehearsal:
         """Computes steps that count for nothing, over epochs of which there is nothing for this learner (X4)."""
 
+    def take_turns(self) -> None:
+        """Of several optimizers: rounds may have gone on, and the script catches up with them."""
+
+    def stop_catching_up(self) -> None:
+        """It is to be as if it had."""
+
     def close(self) -> None:
         """The optimizer steps as it did before."""
 
@@ -93,6 +99,7 @@ class Engine:
 
     def barrier(self, number: int) -> None:
         """Waits for all peers' barriers of this number. Raises as `StepBoundary.barrier`."""
+        self.steps.stop_catching_up()
         rehearsed, left = self.steps.rehearsal.on, self.steps.rehearsal.left
         self.end_rehearsal()  # rounds may be applied meanwhile
         try:
@@ -103,6 +110,7 @@ class Engine:
                 self.begin_rehearsal()
             if left:
                 self.leave_rehearsal()
+            self.steps.take_turns()
 
     def flush(self) -> None:
         """At the end: takes every round that anybody has contributed to, unless this learner is in all of them.
@@ -110,6 +118,7 @@ class Engine:
         Between backward() and step() of s=0 it leaves at once, as where no learner is ever absent: the round in hand is
         the script's, which will not step on it, and none can follow before.
         """
+        self.steps.stop_catching_up()
         self.end_rehearsal()
         self.steps.end_period()
         if self._absent_in_barriers and self._contribution.done is None:
@@ -117,6 +126,7 @@ class Engine:
 
     def tell_last_hash(self) -> None:
         """Of the final base, which the model then holds."""
+        self.steps.stop_catching_up()
         self.end_rehearsal()
         if self._base_apart:
             self.boundary.show_base_for_good()
@@ -126,6 +136,7 @@ class Engine:
 
     def close(self) -> None:
         """Model and optimizer are ordinary ones again."""
+        self.steps.stop_catching_up()
         self.end_rehearsal()
         self.steps.close()
         self.boundary.close()
@@ -138,7 +149,9 @@ class Engine:
 
     def wait_idle(self, reason: str, until: Callable[[], bool], what: str) -> None:
         """Waits for what other peers' steps have to bring, and applies rounds meanwhile."""
+        self.steps.stop_catching_up()
         self.boundary.idle(reason, until, what)
+        self.steps.take_turns()
 
     def end_period(self) -> bool:
         """Local steps so far become a round (R9, period). Returns whether there were any."""
@@ -146,6 +159,7 @@ class Engine:
 
     def begin_rehearsal(self) -> None:
         """The loader gives a batch that no step needs: what the script makes of it counts for nothing."""
+        self.steps.stop_catching_up()
         self.steps.rehearsal.begin()
 
     def leave_rehearsal(self) -> None:
@@ -154,9 +168,11 @@ class Engine:
             self.steps.rehearsal.leave()
 
     def end_rehearsal(self) -> None:
-        """The next step counts. Does nothing where none is rehearsed."""
+        """The next step counts, where the script is where the rounds are. Does nothing where none is rehearsed."""
+        self.steps.stop_catching_up()
         if self.steps.rehearsal.on:
             self.steps.rehearsal.end()
+        self.steps.take_turns()
 
     # For the daemon
 

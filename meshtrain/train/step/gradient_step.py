@@ -14,7 +14,7 @@ import torch
 
 from meshtrain.errors import UsageError
 from meshtrain.train.model.frozen_check import FrozenCheck
-from meshtrain.train.model.joint_optimizer import JointOptimizer, check_once
+from meshtrain.train.model.joint_optimizer import JointOptimizer
 from meshtrain.train.model.step_patch import ReplacedStep
 from meshtrain.train.optim import clipping
 from meshtrain.train.optim.clipping import UntouchedGradients
@@ -61,6 +61,8 @@ class GradientStep:
         self._staleness = staleness
         optimizer = base.step.optimizer
         self.rehearsal = Rehearsal(base.means.parameters(), base.buffers, scaling, hooks)
+        self._joint = optimizer if isinstance(optimizer, JointOptimizer) else None
+        self._catching_up = False  # rehearses until the script is where the rounds are
         self._frozen = FrozenCheck(base.means.tensors, optimizer)
         self._replaced = ReplacedStep(optimizer, self._step)
         scaling.watch(optimizer, self._after_scaler, self.rehearsal.updated, untouched.remember)
@@ -86,19 +88,47 @@ class GradientStep:
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
         if self.rehearsal.on:
-            return self.rehearsal.step(closure)
+            rehearsed = self.rehearsal.step(closure)
+            self._pass_turn()
+            return rehearsed
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         self._check()
         if self._contribution.sealed:
+            if self._joint is not None:
+                self._joint.check_turn()
             self._end_step()
+            self._pass_turn()
         elif self._staleness == 0:
-            if isinstance(optimizer := self._base.step.optimizer, JointOptimizer):
-                check_once(optimizer.active)
+            if self._joint is not None:
+                self._joint.check_once()
             self._base.step.original()  # without a backward pass there is no step of the mesh
         return loss
+
+    def _pass_turn(self) -> None:
+        if self._joint is not None:
+            self._joint.passed += 1
+            self.take_turns()
+
+    def take_turns(self) -> None:
+        """Of several optimizers: rehearses passes until the script is where the rounds are. It is elsewhere where
+        rounds have gone on without it, and where it began in their middle."""
+        if self._joint is None or (self.rehearsal.on and not self._catching_up):
+            return
+        apart = self._joint.is_apart(self._boundary.decided)
+        if apart and not self._catching_up:
+            self.rehearsal.begin()
+        elif not apart and self._catching_up:
+            self.rehearsal.end()
+        self._catching_up = apart
+
+    def stop_catching_up(self) -> None:
+        """What is rehearsed until the script is where the rounds are ends; `take_turns` begins it again."""
+        if self._catching_up:
+            self._catching_up = False
+            self.rehearsal.end()
 
     def _after_scaler(self) -> None:
         """A GradScaler that has seen an overflow has not called `optimizer.step()`; the step is over all the same."""

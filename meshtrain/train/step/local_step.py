@@ -77,6 +77,12 @@ class LocalStep:
         self._replaced = ReplacedStep(step.optimizer, self._step)
         scaling.watch(step.optimizer, self._after_scaler, self.rehearsal.updated)
 
+    def take_turns(self) -> None:
+        """Nothing: several optimizers are refused with a period."""
+
+    def stop_catching_up(self) -> None:
+        """Nothing."""
+
     def close(self) -> None:
         """The optimizer steps as it did before."""
         self._replaced.close()

@@ -99,6 +99,7 @@ def start_engine(
     with ExitStack() as undo:
         undo.callback(engine.close)  # the job may end before: the model is an ordinary one then
         engine.boundary.wait_start()
+        engine.steps.take_turns()
         undo.pop_all()
     return engine
 

@@ -37,7 +37,7 @@ class Gan:
 
     @property
     def parts(self) -> tuple[list[nn.Module], list[torch.optim.Optimizer]]:
-        return [self.generator, self.discriminator], [self.of_generator, self.of_discriminator]
+        return [self.generator, self.discriminator], [self.of_discriminator, self.of_generator]
 
     @property
     def whole(self) -> nn.ModuleList:
@@ -108,10 +108,10 @@ def test_what_another_optimizer_has_is_not_sent() -> None:
 
 def test_what_was_accumulated_for_one_leaves_with_its_round() -> None:
     """O6, with two optimizers: the passes under `no_sync` count, as in one process."""
-    models: list[nn.Module] = []
+    gans = [Gan() for _ in range(3)]
 
-    def script(session: LearnerSession | None, rank: int) -> None:  # noqa: ARG001
-        gan = Gan()
+    def script(session: LearnerSession | None, rank: int) -> None:
+        gan = gans[rank]
         if session is not None:
             session.prepare(*joined(*gan.parts))
         for number in range(3):
@@ -126,12 +126,11 @@ def test_what_was_accumulated_for_one_leaves_with_its_round() -> None:
             gan.of_discriminator.step()
             gan.generator(torch.full((2, 3), float(number))).square().sum().backward()
             gan.of_generator.step()
-        models.append(gan.whole)
 
     with LocalDaemon(2) as daemon:
         daemon.run(script)
-    script(None, 0)
-    for ours, plain in zip(models[0].parameters(), models[-1].parameters(), strict=True):
+    script(None, 2)
+    for ours, plain in zip(gans[0].whole.parameters(), gans[2].whole.parameters(), strict=True):
         torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-6)
 
 
@@ -142,14 +141,105 @@ def test_two_steps_behind_one_backward_pass_are_refused() -> None:
         gan = Gan()
         session.prepare(*joined(*gan.parts))
         gan.discriminator(gan.generator(torch.ones(1, 3))).sum().backward()
-        gan.of_generator.step()
         gan.of_discriminator.step()
+        gan.of_generator.step()
 
     with (
         LocalDaemon(2) as daemon,
-        pytest.raises(UsageError, match=r"SGD steps on gradients .* each backward pass is for"),
+        pytest.raises(UsageError, match=r"Adam steps on gradients .* each backward pass is for"),
     ):
         daemon.run(script)
+
+
+def test_who_steps_out_of_turn_is_told_the_order() -> None:
+    """Which optimizer steps on a round follows from its number, on all peers."""
+
+    def script(session: LearnerSession, rank: int) -> None:  # noqa: ARG001
+        gan = Gan()
+        session.prepare(*joined(*gan.parts))
+        gan.generator(torch.ones(1, 3)).sum().backward()
+        gan.of_generator.step()
+
+    with (
+        LocalDaemon(2) as daemon,
+        pytest.raises(UsageError, match=r"Adam steps where it is SGD's turn: .* in the order"),
+    ):
+        daemon.run(script)
+
+
+@pytest.mark.parametrize("turns", [(0, 1), (0, 0, 0, 1)])
+def test_one_may_step_several_times_in_a_row(turns: tuple[int, ...]) -> None:
+    """As a Wasserstein GAN's critic does."""
+
+    gans = [Gan() for _ in range(3)]  # not in the threads, which share torch's generator
+
+    def train(session: LearnerSession | None, rank: int) -> nn.Module:
+        gan = gans[rank]
+        optimizers = gan.parts[1]
+        if session is not None:
+            session.prepare(*joined(gan.parts[0], [optimizers[at] for at in turns]))
+        for number in range(3 * len(turns)):
+            model = (gan.discriminator, gan.generator)[turns[number % len(turns)]]
+            optimizers[turns[number % len(turns)]].zero_grad()
+            model(torch.full((2, 2 if model is gan.discriminator else 3), float(number))).square().sum().backward()
+            optimizers[turns[number % len(turns)]].step()
+        return gan.whole
+
+    with LocalDaemon(2) as daemon:
+        ours = daemon.run(train)[0]
+    for got, wanted in zip(ours.parameters(), train(None, 2).parameters(), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_who_begins_in_the_middle_of_an_iteration_catches_up(tmp_path: Path) -> None:
+    """J1: rounds of a state that is loaded end with the discriminator's; the script begins with the discriminator's. It
+    rehearses that pass, and goes on bit for bit as whoever was there all the time."""
+    whole = [Gan(), Gan()]
+
+    with LocalDaemon(2, promises=False) as daemon:
+
+        def all_of_it(session: LearnerSession, rank: int) -> None:
+            gan = whole[rank]
+            session.prepare(*joined(*gan.parts))
+            if not rank:
+                daemon.save(0, 3, tmp_path)
+            for number in range(4):
+                gan.iterate(*batches(number, range(rank, rank + 1)))
+
+        daemon.run(all_of_it)
+        ((_, saved),) = daemon.saved
+        assert saved.round == 3
+    later = [Gan(), Gan()]
+
+    def from_round_4(session: LearnerSession, rank: int) -> None:
+        gan = later[rank]
+        session.prepare(*joined(*gan.parts))
+        for number in range(1, 4):
+            gan.iterate(*batches(number, range(rank, rank + 1)))
+
+    with LocalDaemon(2) as daemon:
+        daemon.begin_from(tmp_path, 3, saved.units)
+        daemon.run(from_round_4)
+        assert daemon.round == 8
+    assert_equal([gan.whole for gan in (*whole, *later)])
+
+
+def test_rounds_that_are_applied_late_are_stepped_by_whose_turn_they_are() -> None:
+    """R5: one has no samples left, and takes the rounds of the other, whose optimizers go on in turn."""
+    gans = [Gan(), Gan()]
+
+    def script(session: LearnerSession, rank: int) -> None:
+        gan = gans[rank]
+        session.prepare(*joined(*gan.parts))
+        for number in range(2 if rank else 5):
+            gan.iterate(*batches(number, range(rank, rank + 1)))
+        if rank:
+            assert session._engine is not None
+            session._engine.wait_idle("no samples", lambda: session._engine._base.applied == 10, "the others' rounds")
+
+    with LocalDaemon(2, shares="speed") as daemon:
+        daemon.run(script)
+    assert_equal([gan.whole for gan in gans])
 
 
 def test_a_step_without_a_backward_pass_changes_nothing() -> None:
@@ -263,7 +353,7 @@ def test_memory_is_what_all_of_them_take() -> None:
     size = model_size(build(whole, "joint", None, None), joint)
     of_generator, of_discriminator = (sum(p.numel() for p in model.parameters()) for model in gan.parts[0])
     assert size.optimizer_state == 4 * (2 * of_generator + of_discriminator)
-    assert size.optimizer == "Adam and SGD"
+    assert size.optimizer == "SGD and Adam"
     assert size.optimizer_known
     assert len(specs) == 8
 
@@ -275,4 +365,4 @@ def test_options_of_all_travel_with_a_bind() -> None:
     told = Hyperparameters(joint)
     gan.of_discriminator.param_groups[0]["lr"] = 0.5
     groups = told.unpack(told.pack(None, clip_known=False)).groups
-    assert [group["lr"] for group in groups] == [0.02, 0.5]
+    assert [group["lr"] for group in groups] == [0.5, 0.02]
