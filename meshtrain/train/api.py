@@ -79,8 +79,8 @@ def check_given(model: object, optimizer: object, loader: object, others: Sequen
 
 
 _SEVERAL = (
-    "models, optimizers, loader = mt.prepare([a, b], [optimizer_of_a, optimizer_of_b], loader), optimizers in the order "
-    "in which they step, each behind a backward pass of its own"
+    "models, optimizers, loader = mt.prepare([a, b], [optimizer_of_a, optimizer_of_b], loader), optimizers in the "
+    "order in which they step, each behind a backward pass of its own"
 )
 
 

@@ -422,7 +422,7 @@ def two() -> tuple[nn.Module, torch.optim.Optimizer]:
 prepare: Any = mt.prepare  # a type checker would find these
 
 WRONGLY_GIVEN: dict[str, tuple[Callable[[nn.Module, torch.optim.Optimizer], object], str]] = {
-    "one optimizer twice": (lambda m, o: prepare(m, [o, o], [1]), "4 parameters are in several of the optimizers"),
+    "parameters twice": (lambda m, o: prepare(m, [o, sgd(m)], [1]), "4 parameters are in several of the optimizers"),
     "two optimizers": (lambda m, o: prepare(m, o, sgd(m)), r"models and optimizers as lists: .*prepare\(\[a, b\]"),
     "no optimizer": (lambda m, _: prepare(m, [], [1]), "an empty list"),
     "a list with something else": (

@@ -152,7 +152,7 @@ def test_two_steps_behind_one_backward_pass_are_refused() -> None:
 
 
 def test_who_steps_out_of_turn_is_told_the_order() -> None:
-    """Which optimizer steps on a round follows from its number, on all peers."""
+    """O11: which optimizer steps on a round follows from its number, on all peers."""
 
     def script(session: LearnerSession, rank: int) -> None:  # noqa: ARG001
         gan = Gan()
@@ -192,7 +192,7 @@ def test_one_may_step_several_times_in_a_row(turns: tuple[int, ...]) -> None:
 
 
 def test_who_begins_in_the_middle_of_an_iteration_catches_up(tmp_path: Path) -> None:
-    """J1: rounds of a state that is loaded end with the discriminator's; the script begins with the discriminator's. It
+    """J1, O11: rounds of a state that is loaded end with the discriminator's; the script begins with the discriminator's. It
     rehearses that pass, and goes on bit for bit as whoever was there all the time."""
     whole = [Gan(), Gan()]
 
@@ -225,7 +225,7 @@ def test_who_begins_in_the_middle_of_an_iteration_catches_up(tmp_path: Path) -> 
 
 
 def test_rounds_that_are_applied_late_are_stepped_by_whose_turn_they_are() -> None:
-    """R5: one has no samples left, and takes the rounds of the other, whose optimizers go on in turn."""
+    """R5, O11: one has no samples left, and takes the rounds of the other, whose optimizers go on in turn."""
     gans = [Gan(), Gan()]
 
     def script(session: LearnerSession, rank: int) -> None:
@@ -235,7 +235,8 @@ def test_rounds_that_are_applied_late_are_stepped_by_whose_turn_they_are() -> No
             gan.iterate(*batches(number, range(rank, rank + 1)))
         if rank:
             assert session._engine is not None
-            session._engine.wait_idle("no samples", lambda: session._engine._base.applied == 10, "the others' rounds")
+            base = session._engine._base
+            session._engine.wait_idle("no samples", lambda: base.applied == 10, "the others' rounds")
 
     with LocalDaemon(2, shares="speed") as daemon:
         daemon.run(script)
