@@ -192,8 +192,8 @@ def test_one_may_step_several_times_in_a_row(turns: tuple[int, ...]) -> None:
 
 
 def test_who_begins_in_the_middle_of_an_iteration_catches_up(tmp_path: Path) -> None:
-    """J1, O11: rounds of a state that is loaded end with the discriminator's; the script begins with the discriminator's. It
-    rehearses that pass, and goes on bit for bit as whoever was there all the time."""
+    """J1, O11: the state that is loaded ends with the discriminator's round, and the script begins with the
+    discriminator's pass. It rehearses that one, and goes on bit for bit as whoever was there all the time."""
     whole = [Gan(), Gan()]
 
     with LocalDaemon(2, promises=False) as daemon:
