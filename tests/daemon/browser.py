@@ -94,9 +94,9 @@ class Page:
         assert "exceptionDetails" not in reply, reply["exceptionDetails"]
         return reply["result"].get("value")
 
-    async def until(self, expression: str) -> None:
+    async def until(self, expression: str, timeout_s: float = DEADLINE_S) -> None:
         """Waits until it is true."""
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(timeout_s):
             while True:
                 try:
                     if await self.eval(f"Boolean({expression})"):

@@ -10,15 +10,11 @@ from typer.testing import CliRunner
 from meshtrain.cli.app import app
 from meshwire.codecs.registry import FAMILIES
 from meshwire.collectives.strategy import TOPOLOGIES, topologies_for
+from tests.guide.pictures import FOLDER, PICTURES, draw
 
 ROOT = Path(__file__).parents[3]
 GUIDE = (ROOT / "protocol/TOPOLOGIES.md").read_text("utf-8")
 COSTS = re.findall(r"^\| `([\w:,]+)` \| (\d+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", GUIDE, re.MULTILINE)
-PICTURES = {
-    "topology_ring.svg": ("ring", "--peers", "4"),
-    "topology_star.svg": ("star:0", "--peers", "4", "--wired", "0"),
-    "topology_hierarchical.svg": ("hierarchical:2", "--peers", "5"),
-}
 
 
 def test_all_are_in_the_table_of_costs() -> None:
@@ -57,6 +53,8 @@ def test_the_table_of_codecs() -> None:
 @pytest.mark.parametrize("file", PICTURES)
 def test_the_pictures(file: str, tmp_path: Path) -> None:
     made = tmp_path / file
-    assert CliRunner().invoke(app, ["topology", *PICTURES[file], "--svg", str(made)]).exit_code == 0
-    assert made.read_text("utf-8") == (ROOT / "tests/bench/results" / file).read_text("utf-8")
+    draw(file, made)
+    assert made.read_text("utf-8") == (FOLDER / file).read_text("utf-8"), (
+        "python -m tests.guide.pictures draws it again"
+    )
     assert file in GUIDE
