@@ -1,15 +1,14 @@
 """The local endpoint: where this machine's command line and learners talk to the daemon.
 
-A Unix socket, or loopback TCP where there is none. The first message is `Attach`, from a command with the daemon's
-token, from a learner with its own; whoever has another first message, a wrong token or nothing to say is sent away.
-What a learner may say after that is listed (`LEARNER_ASKS`, `LEARNER_TELLS`), and concerns its own job only.
+A Unix socket, or loopback TCP where there is none (Windows). The first message is `Attach`, from a command with the
+daemon's token, from a learner with its own; whoever has another first message, a wrong token or nothing to say is sent
+away. What a learner may say after that is listed (`LEARNER_ASKS`, `LEARNER_TELLS`), and concerns its own job only.
 """
 
 import asyncio
 import contextlib
 import hmac
 import logging
-import socket
 from collections.abc import Callable
 
 from meshtraind.api.rundir import RunDir
@@ -62,8 +61,8 @@ class Endpoint:
         self.handler = handler
         loop = asyncio.get_running_loop()
         try:
-            if hasattr(socket, "AF_UNIX"):
-                path = self._rundir.socket_path  # in a folder that only this user may enter
+            path = self._rundir.socket_path
+            if path is not None:  # it lies in a folder that only this user may enter
                 self._server = await loop.create_unix_server(self._accept, path)
                 path.chmod(0o600)
                 self.address = f"unix:{path}"

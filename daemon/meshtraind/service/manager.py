@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshtraind.machine.facts import user_number
 from meshtraind.service.definition import LABEL, MARK, NAME, launchd_agent, systemd_unit, windows_task
 from meshwire.text import printable
 
@@ -133,7 +134,7 @@ def service_for(platform: str, arguments: Sequence[str], data: Path, home: Path)
     if platform == "darwin":
         path = home / "Library" / "LaunchAgents" / f"{LABEL}.plist"
         log = data / LOG_NAME
-        domain = f"gui/{os.getuid()}"
+        domain = f"gui/{user_number()}"
         return Service(
             path=path,
             definition=launchd_agent([*command, "--log-file", str(log)], log),

@@ -6,6 +6,7 @@ Everything here blocks on the disk: call it in a worker thread.
 import logging
 import os
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +77,11 @@ def _size_bytes(folder: Path) -> int:
     for parent, _, names in os.walk(folder):
         for name in names:
             try:
-                size_bytes += os.lstat(os.path.join(parent, name)).st_blocks * 512
+                found = os.lstat(os.path.join(parent, name))
             except FileNotFoundError:
                 continue
+            if sys.platform == "win32":
+                size_bytes += found.st_size
+            else:
+                size_bytes += found.st_blocks * 512
     return size_bytes
