@@ -131,7 +131,11 @@ class FolderLock:
         self._descriptor, self.inherited = -1, list[int]()
         self._database: sqlite3.Connection | None = None
         if sys.platform == "win32" or portable():
+            self._path = path.absolute()
+            if self._path in _held:  # sqlite would let go of a second handle only together with the first
+                raise BlockingIOError(f"this process holds {path}")
             self._database = _exclusive(path.with_name(path.name + TWIN_SUFFIX))
+            _held.add(self._path)
             if make:
                 path.touch(0o600)
         else:
@@ -155,6 +159,10 @@ class FolderLock:
         if self._database is not None:
             self._database.close()
             self._database = None
+            _held.discard(self._path)
+
+
+_held: set[Path] = set()  # twins that this process has
 
 
 def _exclusive(path: Path) -> sqlite3.Connection:

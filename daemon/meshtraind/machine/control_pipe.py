@@ -1,7 +1,8 @@
 """How a learner hears "end" from its daemon, and that the daemon is gone, where no signal says so: its standard input.
 
-The daemon holds the other end. A byte asks the process to end, as SIGTERM would; the pipe's end, which a kill -9 of the
-daemon brings too, ends it at once, as Linux's PR_SET_PDEATHSIG would.
+The daemon holds the other end. A byte asks the process to end, as SIGTERM would, once its main thread is back from a
+call that waits; the pipe's end, which a kill -9 of the daemon brings too, ends it at once, as Linux's PR_SET_PDEATHSIG
+would.
 """
 
 import _thread

@@ -2,16 +2,19 @@
 
 import asyncio
 import os
+import select
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 
 from meshtraind.machine.portable import portable
 
 READ_BYTES = 1024
+CALL_POLL_S = 0.25  # so long a thread may wait for callers after whoever wanted them has gone
 STOPPING = ("SIGTERM", "SIGINT", "SIGBREAK")  # the last one is Windows' word for "the window was closed"
 
 
@@ -63,8 +66,33 @@ def on_end_of_stdin(loop: asyncio.AbstractEventLoop, ended: Callable[[], None]) 
     threading.Thread(target=read, name="standard input", daemon=True).start()
 
 
+async def serve_locally(
+    loop: asyncio.AbstractEventLoop, protocol: Callable[[], asyncio.BaseProtocol], path: Path | None
+) -> tuple[asyncio.Server, str]:
+    """Listens for programs of this machine.
+
+    Args:
+        path: of a Unix socket, in a folder that only this user may enter; None: loopback TCP, which every user of the
+            machine reaches.
+
+    Returns:
+        The server, and its address: `unix:PATH` or `tcp:HOST:PORT`.
+
+    Raises:
+        OSError.
+    """
+    if sys.platform != "win32" and path is not None:
+        server = await loop.create_unix_server(protocol, path)
+        path.chmod(0o600)
+        return server, f"unix:{path}"
+    server = await loop.create_server(protocol, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()[:2]
+    return server, f"tcp:{host}:{port}"
+
+
 async def accepted(listener: socket.socket) -> tuple[socket.socket, str]:
-    """Waits for a caller. Yields in any case: a flood of callers must not stop the whole process.
+    """Waits for a caller. Not `loop.sock_accept`: what that has accepted is lost, and stays open, where the task is
+    cancelled before it has heard of it. Yields in any case: a flood of callers must not stop the whole process.
 
     Returns:
         The caller's socket, which does not block, and its host.
@@ -75,16 +103,15 @@ async def accepted(listener: socket.socket) -> tuple[socket.socket, str]:
     """
     loop = asyncio.get_running_loop()
     if portable():
-        # A caller that comes in the moment in which this is cancelled is dropped; whoever cancels this stops listening.
-        caller, (host, *_) = await loop.sock_accept(listener)
-        await asyncio.sleep(0)
-        return caller, host
-    called = asyncio.Event()
-    loop.add_reader(listener, called.set)  # not sock_accept: see above
-    try:
-        await called.wait()
-    finally:
-        loop.remove_reader(listener)
+        while not (await asyncio.to_thread(select.select, [listener], [], [], CALL_POLL_S))[0]:
+            pass
+    else:
+        called = asyncio.Event()
+        loop.add_reader(listener, called.set)
+        try:
+            await called.wait()
+        finally:
+            loop.remove_reader(listener)
     caller, (host, *_) = listener.accept()
     caller.setblocking(False)
     return caller, host

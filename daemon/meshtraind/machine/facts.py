@@ -41,6 +41,13 @@ def has_modes() -> bool:
     return os.name == "posix"
 
 
+def bytes_on_disk(file: os.stat_result) -> int:
+    """What a file takes on its disk; on Windows its size, which is more where it is sparse."""
+    if sys.platform != "win32":
+        return file.st_blocks * 512
+    return file.st_size
+
+
 def shell_command(text: str) -> list[str]:
     """A command line as a person types it, as the words of the shell that reads it."""
     if sys.platform == "win32":

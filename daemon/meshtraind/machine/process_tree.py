@@ -12,6 +12,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +21,8 @@ import psutil
 from meshtraind.machine.portable import portable
 
 MARK_VARIABLE = "MESHTRAIN_TREE"
-ROUNDS_MAX = 5  # of looking again: what is ended may have started something meanwhile
+LOOKS_MAX = 50  # for what is left: what is ended may have started something meanwhile, or take its time
+LOOK_S = 0.02
 BACKGROUND_NICENESS = 10  # from here on Windows lets it compute only when nobody else does
 
 
@@ -84,14 +86,14 @@ class ProcessTree:
                     yield process
 
     def _end_marked(self) -> None:
-        for _ in range(ROUNDS_MAX):
+        for _ in range(LOOKS_MAX):
             found = [each for each in self._marked() if each.status() != psutil.STATUS_ZOMBIE]
             if not found:
                 return
             for process in found:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
-            psutil.wait_procs(found, timeout=1)
+            time.sleep(LOOK_S)
 
 
 def _yield(process: psutil.Process, niceness: int) -> None:

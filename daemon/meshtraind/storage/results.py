@@ -6,11 +6,11 @@ Everything here blocks on the disk: call it in a worker thread.
 import logging
 import os
 import shutil
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshtraind.machine.facts import bytes_on_disk
 from meshwire import limits
 from meshwire.jobs.files import human_bytes
 
@@ -77,11 +77,7 @@ def _size_bytes(folder: Path) -> int:
     for parent, _, names in os.walk(folder):
         for name in names:
             try:
-                found = os.lstat(os.path.join(parent, name))
+                size_bytes += bytes_on_disk(os.lstat(os.path.join(parent, name)))
             except FileNotFoundError:
                 continue
-            if sys.platform == "win32":
-                size_bytes += found.st_size
-            else:
-                size_bytes += found.st_blocks * 512
     return size_bytes

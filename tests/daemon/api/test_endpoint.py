@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import socket
 import stat
 import tempfile
 import time
@@ -16,9 +15,9 @@ import meshtraind.api.endpoint
 from meshtraind.api.endpoint import Endpoint, EndpointError
 from meshtraind.api.rundir import RunDir
 from meshtraind.transport.connection import Connection, ConnectionEnded, RequestFailed
-from meshwire.memory_layout.shared_slots import PORTABLE_VARIABLE
 from meshwire import limits
 from meshwire.frames.header import Header, Kind
+from meshwire.memory_layout.shared_slots import PORTABLE_VARIABLE
 from meshwire.message_base import Wire
 from meshwire.messages import learner
 from meshwire.messages.envelope import Done
