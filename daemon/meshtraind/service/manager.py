@@ -1,6 +1,7 @@
 """`meshtraind install` and `uninstall`: the definition's file, and the commands of the system that take it up."""
 
 import contextlib
+import getpass
 import os
 import subprocess
 import sys
@@ -147,7 +148,7 @@ def service_for(platform: str, arguments: Sequence[str], data: Path, home: Path)
         path = data / "task.xml"
         return Service(
             path=path,
-            definition=windows_task([*command, "--log-file", str(data / LOG_NAME)]),
+            definition=windows_task([*command, "--log-file", str(data / LOG_NAME)], _windows_user()),
             take_up=(
                 ("schtasks", "/Create", "/TN", NAME, "/XML", str(path), "/F"),
                 ("schtasks", "/Run", "/TN", NAME),
@@ -157,6 +158,11 @@ def service_for(platform: str, arguments: Sequence[str], data: Path, home: Path)
             next_steps=(f"Its state: schtasks /Query /TN {NAME}", environment),
         )
     raise ServiceError(f"no service manager is known on {platform}: start `meshtraind run` by what there is")
+
+
+def _windows_user() -> str:
+    name, domain = getpass.getuser(), os.environ.get("USERDOMAIN", "")
+    return f"{domain}\\{name}" if domain else name
 
 
 def _write(path: Path, text: str) -> None:
