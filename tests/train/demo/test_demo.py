@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from meshtrain.cli.app import app
 from meshtrain.demo.localmesh import remove_left_behind
 from meshtrain.demo.run import DemoResult, DemoSettings, mean_losses, peer_result
+from meshwire.memory_layout.shared_slots import PORTABLE_VARIABLE
 from meshwire.messages.job import Metrics
 
 pytestmark = pytest.mark.timeout(240)
