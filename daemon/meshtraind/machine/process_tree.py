@@ -70,6 +70,8 @@ class ProcessTree:
         """Has all yield so far to this process. The system lets nobody but an administrator have a process yield less:
         that stays as it is."""
         if sys.platform == "win32" or self._mark is not None:
+            with contextlib.suppress(psutil.Error):
+                _yield(psutil.Process(pid), niceness)  # before it has done much, and then what it has started
             for process in self._marked():
                 with contextlib.suppress(psutil.Error):
                     _yield(process, niceness)
