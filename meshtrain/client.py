@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from meshtrain.errors import ConnectionLost, DaemonNotRunning, OtherVersion, RequestError, UnexpectedReply
+from meshtrain.machine import connect_unix
 from meshwire import limits
 from meshwire.frames.header import control_frames
 from meshwire.frames.parser import Broken, ControlReceived, FrameParser
@@ -244,14 +245,7 @@ def _running(data_dir: Path) -> tuple[str, str]:
 def _open(endpoint: str, timeout_s: float) -> socket.socket:
     kind, _, where = endpoint.partition(":")
     if kind == "unix":
-        stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        stream.settimeout(timeout_s)  # a daemon that hangs takes nobody from its queue
-        try:
-            stream.connect(where)
-        except BaseException:
-            stream.close()
-            raise
-        return stream
+        return connect_unix(where, timeout_s)
     host, _, port = where.rpartition(":")
     if kind != "tcp" or not port.isdigit():
         raise OSError(f"{endpoint!r} is neither unix:PATH nor tcp:HOST:PORT")

@@ -20,7 +20,8 @@ from meshtraind.api.rundir import RunDir, RunDirError
 from meshtraind.dashboard.dashboard import Dashboard, dashboard_port
 from meshtraind.jobs.queries import JobQueries
 from meshtraind.jobs.routing import JobRouter
-from meshtraind.learner.software import installed_software, memory_bytes
+from meshtraind.learner.software import installed_software
+from meshtraind.machine.facts import memory_bytes
 from meshtraind.measuring.measuring import Measuring
 from meshtraind.owner.live_settings import LiveSettings
 from meshtraind.owner.machine_sensors import MachineSensors

@@ -7,12 +7,12 @@ import argparse
 import asyncio
 import logging
 import os
-import signal
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from meshtraind.app import App, Config, StartError
+from meshtraind.machine.event_loop import loop_factory, on_end_of_stdin, on_stop_signals
 from meshtraind.runtime.free_memory import keep_one_arena
 from meshtraind.runtime.log_file import open_log
 from meshtraind.runtime.log_limit import LimitedHandler
@@ -239,9 +239,8 @@ async def _run(config: Config, handler: LimitedHandler, *, end_with_stdin: bool)
     app = App(config)
     loop = asyncio.get_running_loop()
     if end_with_stdin:
-        loop.add_reader(sys.stdin.fileno(), _read_stdin, loop, app)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, app.request_stop)
+        on_end_of_stdin(loop, partial(_stdin_ended, app))
+    on_stop_signals(loop, app.request_stop)
     tasks = TaskSet("log")
     tasks.spawn(handler.keep_telling(), "tell what was left out")
     try:
@@ -250,12 +249,10 @@ async def _run(config: Config, handler: LimitedHandler, *, end_with_stdin: bool)
         await tasks.close()
 
 
-def _read_stdin(loop: asyncio.AbstractEventLoop, app: App) -> None:
+def _stdin_ended(app: App) -> None:
     """Whoever holds the other end says nothing; when it is gone, the pipe ends."""
-    if not os.read(sys.stdin.fileno(), limits.KIB):
-        loop.remove_reader(sys.stdin.fileno())
-        log.info("standard input has ended")
-        app.request_stop()
+    log.info("standard input has ended")
+    app.request_stop()
 
 
 def default_data_dir() -> Path:
@@ -266,12 +263,3 @@ def default_data_dir() -> Path:
     from platformdirs import user_data_path
 
     return user_data_path("meshtrain")
-
-
-def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop where it exists, else asyncio's own."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop

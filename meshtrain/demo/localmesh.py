@@ -8,9 +8,7 @@ other end it holds. Their folder is removed by the next one, which finds it by i
 """
 
 import contextlib
-import fcntl
 import itertools
-import os
 import shutil
 import subprocess
 import sys
@@ -22,6 +20,7 @@ from types import TracebackType
 from typing import Self
 
 from meshtrain.client import Client, ConnectionLost, DaemonNotRunning, RequestError
+from meshtrain.machine import FolderLock, detached, is_own, loopback_interface
 from meshwire.message_base import Wire
 from meshwire.messages.local import GetPeers, PairCode, Paired, PairHost, PairJoin, Peers, Shutdown
 
@@ -62,8 +61,8 @@ class LocalDaemon:
         data_dir.mkdir(mode=0o700, parents=True)
         self.log_path = data_dir / "daemon.log"
         self.client: Client | None = None
-        run = [sys.executable, "-m", "meshtraind", "run", "--listen", "127.0.0.1:0", "--interface", "lo"]
-        run.append("--end-with-stdin")
+        run = [sys.executable, "-m", "meshtraind", "run", "--listen", "127.0.0.1:0"]
+        run += ["--interface", loopback_interface(), "--end-with-stdin"]
         if patience_s is not None:
             run.append(f"--patience={patience_s:g}")
         with self.log_path.open("ab") as log:
@@ -73,7 +72,7 @@ class LocalDaemon:
                 stdout=log,
                 stderr=log,
                 pass_fds=inherits,
-                start_new_session=True,  # ctrl-C is for the caller, who stops its daemons itself
+                **detached(),  # ctrl-C is for the caller, who stops its daemons itself
             )
 
     def wait(self) -> None:
@@ -141,18 +140,20 @@ class LocalMesh:
         self._say = say
         self._patience_s = patience_s
         self.folder = Path()
-        self._lock = -1
+        self._lock: FolderLock | None = None
 
     def __enter__(self) -> Self:
         remove_left_behind(Path(tempfile.gettempdir()))
         self.folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
         try:
-            self._lock = _locked(self.folder)
+            self._lock = FolderLock(self.folder / LOCK, make=True)
             self._say(f"starting {len(self._names)} daemons, as {len(self._names)} laptops would")
             for name in self._names:
                 data_dir = self.folder / name
                 prefix = self.prefix(data_dir)
-                self.daemons.append(LocalDaemon(name, data_dir, prefix, self._patience_s, inherits=[self._lock]))
+                self.daemons.append(
+                    LocalDaemon(name, data_dir, prefix, self._patience_s, inherits=self._lock.inherited)
+                )
             for daemon in self.daemons:
                 daemon.wait()
             _pair_all(self.daemons, self._say)
@@ -186,34 +187,20 @@ class LocalMesh:
             daemon.ask_to_stop()
         for daemon in self.daemons:
             daemon.stop()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
         shutil.rmtree(self.folder, ignore_errors=True)
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
 
 
 def remove_left_behind(parent: Path) -> None:
     """Removes the folders of meshes whose process was killed, and of whose daemons none runs any more."""
     for lock in parent.glob(f"{FOLDER_PREFIX}*/{LOCK}"):
         with contextlib.suppress(OSError):  # in use, or removed meanwhile
-            if lock.parent.lstat().st_uid != os.getuid():
+            if not is_own(lock.parent):
                 continue
-            descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(lock.parent, ignore_errors=True)
-            finally:
-                os.close(descriptor)
-
-
-def _locked(folder: Path) -> int:
-    """Makes the folder's lock, and returns it as a descriptor. It appears when it is held: one that can be had is
-    nobody's."""
-    hidden = folder / f"{LOCK}.new"
-    descriptor = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    hidden.rename(folder / LOCK)
-    return descriptor
+            FolderLock(lock).release()  # nobody takes it again
+            shutil.rmtree(lock.parent, ignore_errors=True)
 
 
 def _pair_all(daemons: list[LocalDaemon], say: Say) -> None:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from meshtrain.client import Client
 from meshtrain.errors import ConnectionLost
+from meshtrain.machine import send_some
 from meshtrain.train.link.environment import Environment
 from meshwire import limits
 from meshwire.frames.header import GROUP_BREAKS, GROUP_ENDS, Header, Kind, control_frames
@@ -316,10 +317,10 @@ class Relay:
         if self._broken is not None:
             return
         left = len(head) + len(data)
-        views = [memoryview(head), memoryview(data)]
+        views = [view for view in (memoryview(head), memoryview(data)) if view]
         try:
             while left:
-                sent = self._stream.sendmsg(views)
+                sent = send_some(self._stream, views)
                 left -= sent
                 while sent and views:
                     step = min(sent, len(views[0]))

@@ -113,7 +113,7 @@ async def test_nothing_takes_the_place_of_torchs_process_groups(
         started.append(command)
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
-    memory: Any = SimpleNamespace(descriptor=None, kept=SimpleNamespace(descriptor=None))
+    memory: Any = SimpleNamespace(file=None, kept=SimpleNamespace(file=None))
     log = tmp_path / "jobs" / "one" / "logs" / "0.log"
     log.parent.mkdir(parents=True)
     for spec in (BY_TORCHRUN, SPEC):

@@ -1,18 +1,18 @@
 """The local endpoint: where this machine's command line and learners talk to the daemon.
 
-A Unix socket, or loopback TCP where there is none. The first message is `Attach`, from a command with the daemon's
-token, from a learner with its own; whoever has another first message, a wrong token or nothing to say is sent away.
-What a learner may say after that is listed (`LEARNER_ASKS`, `LEARNER_TELLS`), and concerns its own job only.
+A Unix socket, or loopback TCP where there is none (Windows). The first message is `Attach`, from a command with the
+daemon's token, from a learner with its own; whoever has another first message, a wrong token or nothing to say is sent
+away. What a learner may say after that is listed (`LEARNER_ASKS`, `LEARNER_TELLS`), and concerns its own job only.
 """
 
 import asyncio
 import contextlib
 import hmac
 import logging
-import socket
 from collections.abc import Callable
 
 from meshtraind.api.rundir import RunDir
+from meshtraind.machine.event_loop import serve_locally
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.transport.connection import Connection, Handler, RequestFailed
 from meshtraind.trust.learner_tokens import LearnerTokens
@@ -62,15 +62,7 @@ class Endpoint:
         self.handler = handler
         loop = asyncio.get_running_loop()
         try:
-            if hasattr(socket, "AF_UNIX"):
-                path = self._rundir.socket_path  # in a folder that only this user may enter
-                self._server = await loop.create_unix_server(self._accept, path)
-                path.chmod(0o600)
-                self.address = f"unix:{path}"
-            else:
-                self._server = await loop.create_server(self._accept, "127.0.0.1", 0)
-                host, port = self._server.sockets[0].getsockname()[:2]
-                self.address = f"tcp:{host}:{port}"
+            self._server, self.address = await serve_locally(loop, self._accept, self._rundir.socket_path)
         except OSError as error:
             raise EndpointError(f"the local endpoint cannot listen: {error}") from error
 

@@ -1,16 +1,17 @@
 """DATA/run: the lock that makes one daemon per data folder, and what its clients need to find and convince it."""
 
-import fcntl
 import hashlib
 import json
 import os
 import secrets
-import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from meshtraind.machine.file_lock import FileLock, LockHeldError
+from meshtraind.machine.memory_file import private_folder
+from meshtraind.machine.portable import portable
 from meshtraind.runtime.privacy import PrivacyError, protect_data
 
 SOCKET_PATH_BYTES_MAX = 107  # sun_path on Linux, without its end
@@ -30,7 +31,8 @@ class RunDir:
     Attributes:
         token: what clients show; new at every start.
         notes: what a person should know about who could look into the folder until now.
-        socket_path: in the runtime folder, for a data folder's path may be too long for a socket's.
+        socket_path: in the runtime folder, for a data folder's path may be too long for a socket's. None: clients come
+            by loopback TCP.
 
     Raises:
         RunDirError: another daemon holds the folder, or it cannot be written.
@@ -42,12 +44,14 @@ class RunDir:
         self._path = data_dir / "run"
         self._described = self._path / "daemon.json"
         self._token_path = self._path / "token"
-        self._lock = -1
+        self._lock: FileLock | None = None
+        self.socket_path: Path | None = None
         try:
             self.notes = protect_data(data_dir)
             self._take_lock()
-            self.socket_path = _runtime_folder() / f"{hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:16]}.sock"
-            self.socket_path.unlink(missing_ok=True)  # of a daemon that was killed; the lock says that it is gone
+            if not portable():
+                self.socket_path = _runtime_folder() / f"{hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:16]}.sock"
+                self.socket_path.unlink(missing_ok=True)  # of a daemon that was killed; the lock says that it is gone
             _write_private(self._token_path, self.token)
         except OSError as error:
             self._release()
@@ -60,7 +64,7 @@ class RunDir:
         except BaseException:
             self._release()
             raise
-        if len(os.fsencode(self.socket_path)) > SOCKET_PATH_BYTES_MAX:
+        if self.socket_path is not None and len(os.fsencode(self.socket_path)) > SOCKET_PATH_BYTES_MAX:
             self._release()
             raise RunDirError(
                 f"{self.socket_path} is too long for a socket ({SOCKET_PATH_BYTES_MAX} bytes): set XDG_RUNTIME_DIR "
@@ -69,17 +73,13 @@ class RunDir:
 
     def _take_lock(self) -> None:
         lock = self._path / "lock"
-        self._lock = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = lock.read_text().strip() or "unknown"
+            self._lock = FileLock(lock)
+        except LockHeldError as held:
             raise RunDirError(
-                f"meshtraind runs on {self._path.parent} already (process {holder}): "
+                f"meshtraind runs on {self._path.parent} already (process {held}): "
                 "use it, stop it with `meshtrain down`, or choose another --data-dir"
             ) from None
-        os.ftruncate(self._lock, 0)
-        os.write(self._lock, f"{os.getpid()}\n".encode())
 
     def announce(self, *, listen: str, endpoint: str) -> None:
         """Writes daemon.json, by which clients find the daemon: it answers now."""
@@ -99,33 +99,31 @@ class RunDir:
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         for path in (self._described, self._token_path, self.socket_path):
-            path.unlink(missing_ok=True)
+            if path is not None:
+                path.unlink(missing_ok=True)
         self._release()
 
     def _release(self) -> None:
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
 
 def _runtime_folder() -> Path:
     """A folder of this user alone, for sockets."""
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    folder = Path(base) / "meshtrain" if base else Path(tempfile.gettempdir()) / f"meshtrain-{os.getuid()}"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.stat(follow_symlinks=False)
-    if found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise RunDirError(
-            f"{folder} does not belong to your user alone: remove it, or set XDG_RUNTIME_DIR to a folder that does"
-        )
-    return folder
+    try:
+        return private_folder()
+    except PermissionError as error:
+        if error.errno is not None:  # the system's refusal, not ours
+            raise
+        raise RunDirError(str(error)) from None
 
 
 def _write_private(path: Path, text: str) -> None:
     """Replaces a file in one step, readable for this user only."""
     new = path.with_suffix(".new")
     new.unlink(missing_ok=True)
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
     new.replace(path)

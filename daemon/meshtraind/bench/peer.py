@@ -20,10 +20,11 @@ import numpy as np
 
 from meshtraind.bench import memory, vectors
 from meshtraind.bench.settings import ROUND_TIMEOUT_S, WORKER_TIMEOUT_S, BenchError, plan_of
-from meshtraind.cli import loop_factory
 from meshtraind.executor.executor import Executor
 from meshtraind.executor.host import ExchangeMembers, ExchangeSettings
 from meshtraind.learner.shared_memory import SharedMemory
+from meshtraind.machine.event_loop import loop_factory
+from meshtraind.machine.facts import peak_bytes
 from meshtraind.transport.connection import Connection
 from meshtraind.trust.identity import Identity, device_id_of, load_or_create
 from meshtraind.trust.pins import Pin, PinTable
@@ -225,7 +226,7 @@ class Peer:
             "slots": self._slots_bytes,
             "encoded_round": self._layout.total_bytes,
             "encoded_rounds": ROUNDS_KEPT,
-            "peak": memory.peak_bytes(),
+            "peak": peak_bytes(),
         }
 
     async def close(self) -> None:

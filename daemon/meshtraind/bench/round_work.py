@@ -16,7 +16,7 @@ from statistics import median
 
 from meshtraind.bench.peer import Peer
 from meshtraind.bench.settings import BenchError
-from meshtraind.cli import loop_factory
+from meshtraind.machine.event_loop import loop_factory
 from meshwire.codecs.registry import parse_codec
 
 RANKS = 2

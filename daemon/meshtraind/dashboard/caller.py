@@ -1,8 +1,9 @@
 """Whose program is at the other end of a connection on this machine."""
 
-import os
 import socket
 from pathlib import Path
+
+from meshtraind.machine.facts import user_number
 
 TABLE = Path("/proc/self/net/tcp")  # Linux alone has it
 OWNER_AT = 7  # column of the user's number
@@ -20,7 +21,7 @@ def is_another_user(client: tuple[str, int], server: tuple[str, int], table: Pat
     for line in table.read_text("ascii").splitlines()[1:]:
         columns = line.split()
         if (columns[1], columns[2]) == wanted:
-            return int(columns[OWNER_AT]) != os.getuid()
+            return int(columns[OWNER_AT]) != user_number()
     return True  # it is gone already, or this is no socket of this machine
 
 

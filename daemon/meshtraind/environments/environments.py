@@ -8,7 +8,6 @@ import logging
 import os
 import platform
 import shutil
-import signal
 import site
 import sys
 import sysconfig
@@ -18,6 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import takewhile
 from pathlib import Path
 
+from meshtraind.machine.process_tree import ProcessTree
 from meshtraind.transport.connection import RequestFailed
 from meshwire import limits
 
@@ -164,10 +164,16 @@ async def _told_until(wait: Callable[[], Awaitable[object]], told: Callable[[], 
 async def _run(argv: Sequence[str], output: Path, began_s: float, told: Callable[[], None]) -> str | None:
     """Runs a command to its end. Returns what was wrong; None: nothing. Raises RequestFailed when it takes too long,
     and what `told` raises."""
-    environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONDONTWRITEBYTECODE": ""}
+    tree = ProcessTree()
+    environment = {
+        **os.environ,
+        **tree.environment,
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PYTHONDONTWRITEBYTECODE": "",
+    }
     with output.open("wb") as file:
         process = await asyncio.create_subprocess_exec(
-            *argv, stdin=asyncio.subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True
+            *argv, stdin=asyncio.subprocess.DEVNULL, stdout=file, stderr=file, env=environment, **tree.options
         )
         try:
             async with asyncio.timeout(max(0.0, began_s + INSTALL_S_MAX - time.monotonic())):
@@ -178,8 +184,7 @@ async def _run(argv: Sequence[str], output: Path, began_s: float, told: Callable
             ) from None
         finally:
             if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+                await tree.end(process.pid)
                 async with asyncio.timeout(KILL_TIMEOUT_S):
                     await process.wait()
     return None if process.returncode == 0 else await asyncio.to_thread(_wrong, output, process.returncode)

@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass
 
-from meshtraind.learner.software import memory_bytes
+from meshtraind.machine.facts import memory_bytes
 from meshtraind.storage.job_record import Job
 from meshtraind.transport.connection import RequestFailed
 from meshwire.codecs.registry import FP16, parse_codec

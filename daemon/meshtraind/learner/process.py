@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from meshtraind.learner.script_error import RECORD_BYTES_MAX, ScriptError
 from meshtraind.learner.shared_memory import SharedMemory
+from meshtraind.machine.control_pipe import ASK_TO_END, CONTROL_VARIABLE
+from meshtraind.machine.process_tree import ProcessTree
 from meshtraind.runtime.open_below import open_below, read_below
 from meshtraind.storage.fetch import RECORD_SUFFIX
 from meshwire.memory_layout.kept_state import KEPT_FD_VARIABLE
@@ -37,6 +38,15 @@ INHERITED = (
     "LD_LIBRARY_PATH",
     "VIRTUAL_ENV",
     "CUDA_VISIBLE_DEVICES",
+    # What Python and its libraries look for on Windows, where a process without SYSTEMROOT has no sockets
+    "SYSTEMROOT",
+    "COMSPEC",
+    "PATHEXT",
+    "TEMP",
+    "TMP",
+    "USERPROFILE",
+    "APPDATA",
+    "LOCALAPPDATA",
 )
 
 
@@ -58,6 +68,7 @@ class LearnerProcess:
         self._memory = memory
         self._python = python
         self._process: asyncio.subprocess.Process | None = None
+        self._tree = ProcessTree()
 
     @property
     def running(self) -> bool:
@@ -65,26 +76,22 @@ class LearnerProcess:
         return self._process is not None and self._process.returncode is None
 
     async def start(self, environment: Mapping[str, str], niceness: int, said: str = "") -> None:
-        """Starts the process in a session of its own, so that its workers can be ended with it. Raises OSError.
+        """Starts the process so that its workers can be ended with it. Raises OSError.
 
         Args:
             niceness: how far it yields to the daemon.
             said: a line for the log, before what the script prints.
         """
         self._record.unlink(missing_ok=True)
-        descriptors = {MEMORY_FD_VARIABLE: self._memory.descriptor, KEPT_FD_VARIABLE: self._memory.kept.descriptor}
-        passed = {name: number for name, number in descriptors.items() if number is not None}
+        memory = {MEMORY_FD_VARIABLE: self._memory.file, KEPT_FD_VARIABLE: self._memory.kept.file}
+        passed = {name: file for name, file in memory.items() if file is not None}
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
         descriptor = open_below(*_below_jobs(self._log), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
             if said:
                 os.write(descriptor, f"meshtrain: {said}\n".encode())
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-IS",  # the launcher needs nothing but the standard library
-                str(LAUNCH),
-                str(os.getpid()),
-                str(niceness),
+                *self._launcher(niceness),
                 str(self._python),
                 "-u",
                 str(SCRIPT_RUN),
@@ -93,15 +100,31 @@ class LearnerProcess:
                 self._spec.script,
                 *self._spec.args,
                 cwd=self._folder,
-                env={**inherited, **environment, **{name: str(number) for name, number in passed.items()}},
-                stdin=asyncio.subprocess.DEVNULL,
+                env={
+                    **inherited,
+                    **environment,
+                    **{name: file.told for name, file in passed.items()},
+                    **self._tree.environment,
+                    **({} if self._tree.takes_signals else {CONTROL_VARIABLE: "stdin"}),
+                },
+                stdin=asyncio.subprocess.DEVNULL if self._tree.takes_signals else asyncio.subprocess.PIPE,
                 stdout=descriptor,
                 stderr=descriptor,
-                pass_fds=tuple(passed.values()),
-                start_new_session=True,
+                pass_fds=[number for file in passed.values() for number in file.inherited],
+                **self._tree.options,
             )
+            if not self._tree.takes_signals:
+                self._tree.yield_more(self._process.pid, niceness)
         finally:
             os.close(descriptor)
+
+    def _launcher(self, niceness: int) -> list[str]:
+        """The words before the command, for a process that is to yield and to end with this one; no words where that
+        is done from here and by the control pipe."""
+        if not self._tree.takes_signals:
+            return []
+        # The launcher needs nothing but the standard library.
+        return [sys.executable, "-IS", str(LAUNCH), str(os.getpid()), str(niceness)]
 
     def yield_more(self, niceness: int) -> None:
         """Yields so far to the daemon from now on, with all that it has started. The system lets nobody but an
@@ -109,16 +132,13 @@ class LearnerProcess:
         if not self.running:
             return
         assert self._process is not None
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            own, theirs = os.getpriority(os.PRIO_PROCESS, 0), os.getpriority(os.PRIO_PGRP, self._process.pid)
-            if own + niceness > theirs:
-                os.setpriority(os.PRIO_PGRP, self._process.pid, own + niceness)
+        self._tree.yield_more(self._process.pid, niceness)
 
     async def wait(self) -> int:
         """Waits for the end without a deadline of its own: `stop` has one. Negative: killed by that signal."""
         assert self._process is not None
         code = await self._process.wait()
-        self._signal(signal.SIGKILL)  # what it started and left behind
+        await self._tree.end(self._process.pid)  # what it started and left behind
         return code
 
     async def exited(self) -> None:
@@ -145,20 +165,21 @@ class LearnerProcess:
             return
         assert self._process is not None
         if not now:
-            self._signal(signal.SIGTERM)
-            self._signal(signal.SIGCONT)
+            self._ask_to_end(self._process)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(self._process.wait()), STOP_GRACE_S)
-        self._signal(signal.SIGKILL)
+        await self._tree.end(self._process.pid)
         try:
             await asyncio.wait_for(asyncio.shield(self._process.wait()), KILL_TIMEOUT_S)
         except TimeoutError:  # the kernel cannot end it now, e.g. in the middle of a read from a dead disk
             log.error("process %d has not ended %.0f s after SIGKILL; left alone", self._process.pid, KILL_TIMEOUT_S)
 
-    def _signal(self, number: signal.Signals) -> None:
-        assert self._process is not None
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, number)
+    def _ask_to_end(self, process: asyncio.subprocess.Process) -> None:
+        if self._tree.takes_signals:
+            self._tree.signal(process.pid, "TERM")
+            self._tree.signal(process.pid, "CONT")
+        elif process.stdin is not None:
+            process.stdin.write(ASK_TO_END)
 
 
 def _below_jobs(path: Path) -> tuple[Path, tuple[str, ...]]:

@@ -123,7 +123,8 @@ def explain_end(code: int, error: ScriptError | None) -> str:
         name = f"{-code} ({signal.Signals(-code).name})"
     except ValueError:
         name = str(-code)
-    memory = "; Linux does that when memory runs out" if -code == signal.SIGKILL else ""
+    killed = name.endswith("(SIGKILL)")
+    memory = "; Linux does that when memory runs out" if killed else ""
     return f"the script was killed by signal {name}{memory}"
 
 

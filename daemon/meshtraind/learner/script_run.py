@@ -22,6 +22,7 @@ from pathlib import Path
 
 from meshtraind.learner.script_error import ScriptError
 from meshtraind.learner.script_output import survive_full_disks
+from meshtraind.machine.control_pipe import hear_daemon
 from meshwire.jobs.script_log import ERROR_BEGINS, ERROR_ENDS
 
 PROCESS_GROUPS = "torch.distributed.distributed_c10d"
@@ -141,6 +142,7 @@ def main(arguments: list[str]) -> None:
     if not alone:
         provide_process_groups()
     survive_full_disks()
+    hear_daemon()
     reporting = Reporting(Path(record), Path.cwd())
     sys.excepthook = reporting.hook
     run(path, reporting)

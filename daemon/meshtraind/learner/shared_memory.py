@@ -1,11 +1,12 @@
-"""Shared memory between the daemon and one learner; nothing of it is left behind at kill -9 (M2)."""
+"""Shared memory between the daemon and one learner; nothing of it is left behind at kill -9 (M2).
 
-import fcntl
+Where files without a name cannot be inherited (`machine/memory_file.py`), the next daemon removes what was left.
+"""
+
 import mmap
 import os
-import secrets
-import sys
 
+from meshtraind.machine.memory_file import MemoryFile
 from meshwire.memory_layout.kept_state import kept_round
 from meshwire.memory_layout.shared_slots import MemoryLayout
 from meshwire.model.plan import VALUE_BYTES
@@ -19,14 +20,18 @@ class SharedMemoryError(Exception):
 
 
 class SharedMemory:
-    """An anonymous file: made before the learner is spawned, sized by the first one, mapped by both.
+    """A file that is made before the learner is spawned, sized by the first one, mapped by both.
 
     Attributes:
+        file: for whoever starts the learner.
         kept: beside it, what learners keep for those after them.
     """
 
     def __init__(self) -> None:
-        self.descriptor = _anonymous_file()
+        try:
+            self.file = MemoryFile(SHARED_MEMORY_NAME)
+        except OSError as error:
+            raise SharedMemoryError(f"no memory can be shared with a learner: {error}") from error
         self.kept = KeptMemory()
         self._map: mmap.mmap | None = None
         self._layout: MemoryLayout | None = None
@@ -41,16 +46,19 @@ class SharedMemory:
 
     def map(self, layout: MemoryLayout) -> None:
         """Maps what the learner has sized. Raises SharedMemoryError when the size is another than the plan's."""
-        if sys.platform == "linux":
-            # A learner that shrank the file later would kill the daemon with SIGBUS.
-            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-        size_bytes = os.fstat(self.descriptor).st_size
+        self.file.seal()
+        size_bytes = self.file.size_bytes()
         if size_bytes != layout.total_bytes:
             raise SharedMemoryError(
                 f"the learner sized its shared memory to {size_bytes} bytes; its model needs {layout.total_bytes}"
             )
         self._map = mmap.mmap(self.descriptor, size_bytes)
         self._layout = layout
+
+    @property
+    def descriptor(self) -> int:
+        """The file, open in this process."""
+        return self.file.descriptor
 
     def raw(self, step: int) -> memoryview:
         """The slot where step `step` of the learner puts w*g: `layout.values` of fp32, as bytes."""
@@ -71,61 +79,50 @@ class SharedMemory:
         """Gives the memory back once no view of it is left; without views, at once."""
         if self._map is not None:
             self._map = None
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
+        self.file.close()
         self.kept.close()
 
 
 class KeptMemory:
     """Memory where a learner keeps its base and its optimizer's state for the process after it (J3).
 
-    An anonymous file that learners make as large as they need; here only its beginning is read, and only while no
-    learner runs. Where such a file cannot grow (beyond Linux) there is none, and nothing is kept.
+    A file that learners make as large as they need; here only its beginning is read, and only while no learner runs.
+    Where such a file cannot grow (macOS) there is none, and nothing is kept.
 
     Attributes:
-        descriptor: None where nothing is kept.
+        file: None where nothing is kept.
         trusted: what it holds may be used, if it says so itself.
     """
 
     def __init__(self) -> None:
         self.trusted = True
-        self.descriptor: int | None = None
-        if sys.platform == "linux":
-            self.descriptor = os.memfd_create(KEPT_MEMORY_NAME, os.MFD_CLOEXEC)
+        self.file: MemoryFile | None = MemoryFile(KEPT_MEMORY_NAME)
+        if not self.file.grows:
+            self.file.close()
+            self.file = None
+
+    @property
+    def descriptor(self) -> int | None:
+        """The file, open in this process; None where nothing is kept."""
+        return None if self.file is None else self.file.descriptor
 
     def round(self) -> int | None:
         """The round after which the base is that lies there; None where none could be used. Blocks for some ms."""
-        descriptor = self.descriptor
-        if descriptor is None or not self.trusted:
+        if self.file is None or not self.trusted:
             return None
         try:
-            size_bytes = os.fstat(descriptor).st_size
-            return kept_round(lambda size, offset: os.pread(descriptor, size, offset), size_bytes)
+            return kept_round(self.file.read, self.file.size_bytes())
         except OSError:
             return None
 
     def clear(self) -> None:
         """What it holds is of no use: a learner that fills it again needs no more memory than that."""
         self.trusted = True
-        if self.descriptor is not None:
-            os.ftruncate(self.descriptor, 0)
+        if self.file is not None:
+            os.ftruncate(self.file.descriptor, 0)
 
     def close(self) -> None:
         """Gives the memory back when the last process that maps it has ended."""
-        if self.descriptor is not None:
-            os.close(self.descriptor)
-            self.descriptor = None
-
-
-def _anonymous_file() -> int:
-    if sys.platform == "linux":
-        return os.memfd_create(SHARED_MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    if sys.platform == "darwin":
-        import _posixshmem
-
-        name = f"/mt-{secrets.token_hex(8)}"
-        descriptor: int = _posixshmem.shm_open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        _posixshmem.shm_unlink(name)
-        return descriptor
-    raise SharedMemoryError(f"learners are not supported on {sys.platform} yet; run this device as a hub")
+        if self.file is not None:
+            self.file.close()
+            self.file = None

@@ -24,11 +24,6 @@ def installed_anew() -> bool:
     return _traits() != _AT_START
 
 
-def memory_bytes() -> int:
-    """Physical memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def _traits() -> tuple[int, ...]:
     """What tells apart the file that names the wire version, as it lies there now; empty where there is none."""
     try:

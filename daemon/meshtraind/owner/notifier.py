@@ -1,12 +1,10 @@
 """Tells the owner when a job ends here or needs them: on their desktop, or by a command of theirs."""
 
 import asyncio
-import contextlib
 import html
 import logging
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -14,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshtraind.machine.facts import shell_command
+from meshtraind.machine.process_tree import ProcessTree
 from meshtraind.owner.live_settings import LiveSettings
 from meshtraind.owner.settings import NOTIFY_DESKTOP, NOTIFY_OFF
 from meshtraind.runtime.tasks import TaskSet
@@ -157,22 +157,23 @@ class Notifier:
             async with self._one:
                 if setting != NOTIFY_DESKTOP:
                     # A shell, so that they may be used as in one; they are never a part of what it reads as commands.
-                    await self._execute(["/bin/sh", "-c", setting], variables(news))
+                    await self._execute(shell_command(setting), variables(news))
                 elif (command := desktop_command(news.text, sys.platform, self._environment)) is not None:
                     await self._execute(command, {})
         finally:
             self._queued -= 1
 
     async def _execute(self, command: Sequence[str], more: Mapping[str, str]) -> None:
+        tree = ProcessTree()
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
-                env={**self._environment, **more, DATA_DIR_VARIABLE: str(self._data_dir)},
+                env={**self._environment, **more, **tree.environment, DATA_DIR_VARIABLE: str(self._data_dir)},
                 cwd=self._data_dir,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
+                **tree.options,
             )
         except OSError as error:
             log.warning("notify: %s cannot be run: %s", command[0], error.strerror or error)
@@ -188,8 +189,7 @@ class Notifier:
             log.warning("notify: %s did not end within %.0f s, and was ended", command[0], RUN_TIMEOUT_S)
             return
         finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
+            await tree.end(process.pid)
             await process.wait()
         if code:
             log.warning("notify: exit code %d: %s", code, printable(said.decode(errors="replace").strip()))

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol, cast
 
+from meshtraind.machine.event_loop import accepted
 from meshtraind.peers.handshake import Doorway, Greeting
 from meshtraind.peers.own_presence import Presence
 from meshtraind.peers.refused_dial import refuses
@@ -293,9 +294,7 @@ class Links:
         assert self._listener is not None
         while True:
             try:
-                await _readable(self._listener)
-                accepted, (host, *_) = self._listener.accept()
-                accepted.setblocking(False)
+                caller, host = await accepted(self._listener)
             except BlockingIOError:  # who called has gone again
                 continue
             except OSError as error:  # e.g. no descriptor is free at the moment
@@ -307,9 +306,9 @@ class Links:
             door = Doorway(self)
             door.greeting.connection.cap = self._cap
             door.greeting.connection.name = f"a connection from {host}"
-            task = self._tasks.spawn(self._welcome(accepted, door, host), "welcome")
+            task = self._tasks.spawn(self._welcome(caller, door, host), "welcome")
             self._welcoming[task] = host
-            task.add_done_callback(functools.partial(self._welcomed, accepted, door))
+            task.add_done_callback(functools.partial(self._welcomed, caller, door))
 
     def _make_room(self) -> None:
         """Sends away the oldest caller of the host that has the most, so that a flood from one takes only its own."""
@@ -544,21 +543,6 @@ class Links:
         while True:
             await asyncio.sleep(self._presence.interval_s)
             self._look_at_presence()
-
-
-async def _readable(listener: socket.socket) -> None:
-    """Returns when somebody calls. Yields in any case: a flood of callers must not stop the whole daemon.
-
-    Not `loop.sock_accept`: what that has accepted is lost, and stays open, where the task is cancelled before it has
-    heard of it.
-    """
-    loop = asyncio.get_running_loop()
-    called = asyncio.Event()
-    loop.add_reader(listener, called.set)
-    try:
-        await called.wait()
-    finally:
-        loop.remove_reader(listener)
 
 
 class _Linked:

@@ -40,7 +40,7 @@ def _with_sleep_s(now_s: float) -> float:
     """The clock that goes on while the machine sleeps; `now_s` where there is none."""
     if sys.platform == "darwin":
         return time.clock_gettime(time.CLOCK_MONOTONIC)  # Python's own is another one there, which stops
-    if hasattr(time, "CLOCK_BOOTTIME"):
+    if sys.platform != "win32" and hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return now_s  # then a sleep shows as a look that comes late
 

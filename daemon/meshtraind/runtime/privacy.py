@@ -4,6 +4,8 @@ import os
 import stat
 from pathlib import Path
 
+from meshtraind.machine.facts import has_modes
+
 FOLDERS = ("run", "jobs", "blobs")  # of the data folder; `identity.py` and `pins.py` refuse what others could change
 FILES = ("jobs.db", "jobs.db-wal", "jobs.db-shm", "daemon.log", "daemon.log.1", "config.toml")
 MARKS = {"run", "identity"}  # what every data folder has had since its first start
@@ -54,7 +56,7 @@ def protect_data(data_dir: Path) -> tuple[str, ...]:
 def _check_ours(data_dir: Path) -> None:
     """Raises PrivacyError where taking others' rights could break what is not meshtrain's, such as /tmp or a home."""
     mode = data_dir.stat().st_mode
-    if not mode & OF_OTHERS:
+    if not has_modes() or not mode & OF_OTHERS:
         return
     names = set(os.listdir(data_dir))
     if mode & stat.S_ISVTX or (names - BEFORE_THE_FIRST_START and not names & MARKS):
@@ -65,7 +67,7 @@ def _check_ours(data_dir: Path) -> None:
 
 
 def _narrow(path: Path, mode: int) -> bool:
-    if not path.stat().st_mode & OF_OTHERS:
+    if not has_modes() or not path.stat().st_mode & OF_OTHERS:
         return False
     try:
         path.chmod(mode)

@@ -79,24 +79,36 @@ def launchd_agent(command: Sequence[str], log: PurePath) -> str:
     return text.replace("<plist", f"<!-- {MARK}; `meshtraind uninstall` removes it. -->\n<plist", 1)
 
 
-def windows_task(command: Sequence[str]) -> str:
-    """A task that begins when the user logs on (Task Scheduler's schema 1.2)."""
+def windows_task(command: Sequence[str], user: str) -> str:
+    """A task that begins when the user logs on (Task Scheduler's schema 1.2).
+
+    Args:
+        user: DOMAIN\\NAME. A trigger for everybody would need an administrator, and start it for the wrong ones.
+    """
     program, *arguments = command
     return f"""\
 <?xml version="1.0"?>
 <!-- {MARK}; `meshtraind uninstall` removes it. -->
 <Task version="1.2" xmlns="http://schemas.microsoft.com/windows/2004/02/mit/task">
   <Triggers>
-    <LogonTrigger><Enabled>true</Enabled></LogonTrigger>
+    <LogonTrigger><Enabled>true</Enabled><UserId>{escape(user)}</UserId></LogonTrigger>
   </Triggers>
+  <Principals>
+    <Principal id="owner">
+      <UserId>{escape(user)}</UserId>
+      <LogonType>InteractiveToken</LogonType>
+      <RunLevel>LeastPrivilege</RunLevel>
+    </Principal>
+  </Principals>
   <Settings>
+    <MultipleInstancesPolicy>IgnoreNew</MultipleInstancesPolicy>
     <DisallowStartIfOnBatteries>false</DisallowStartIfOnBatteries>
     <StopIfGoingOnBatteries>false</StopIfGoingOnBatteries>
     <ExecutionTimeLimit>PT0S</ExecutionTimeLimit>
     <Priority>8</Priority>
     <RestartOnFailure><Interval>PT1M</Interval><Count>999</Count></RestartOnFailure>
   </Settings>
-  <Actions>
+  <Actions Context="owner">
     <Exec>
       <Command>{escape(program)}</Command>
       <Arguments>{escape(subprocess.list2cmdline(arguments))}</Arguments>

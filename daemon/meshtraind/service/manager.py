@@ -1,6 +1,7 @@
 """`meshtraind install` and `uninstall`: the definition's file, and the commands of the system that take it up."""
 
 import contextlib
+import getpass
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshtraind.machine.facts import user_number
 from meshtraind.service.definition import LABEL, MARK, NAME, launchd_agent, systemd_unit, windows_task
 from meshwire.text import printable
 
@@ -133,7 +135,7 @@ def service_for(platform: str, arguments: Sequence[str], data: Path, home: Path)
     if platform == "darwin":
         path = home / "Library" / "LaunchAgents" / f"{LABEL}.plist"
         log = data / LOG_NAME
-        domain = f"gui/{os.getuid()}"
+        domain = f"gui/{user_number()}"
         return Service(
             path=path,
             definition=launchd_agent([*command, "--log-file", str(log)], log),
@@ -146,7 +148,7 @@ def service_for(platform: str, arguments: Sequence[str], data: Path, home: Path)
         path = data / "task.xml"
         return Service(
             path=path,
-            definition=windows_task([*command, "--log-file", str(data / LOG_NAME)]),
+            definition=windows_task([*command, "--log-file", str(data / LOG_NAME)], _windows_user()),
             take_up=(
                 ("schtasks", "/Create", "/TN", NAME, "/XML", str(path), "/F"),
                 ("schtasks", "/Run", "/TN", NAME),
@@ -156,6 +158,11 @@ def service_for(platform: str, arguments: Sequence[str], data: Path, home: Path)
             next_steps=(f"Its state: schtasks /Query /TN {NAME}", environment),
         )
     raise ServiceError(f"no service manager is known on {platform}: start `meshtraind run` by what there is")
+
+
+def _windows_user() -> str:
+    name, domain = getpass.getuser(), os.environ.get("USERDOMAIN", "")
+    return f"{domain}\\{name}" if domain else name
 
 
 def _write(path: Path, text: str) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
+from meshtraind.machine.memory_file import read_at
 from meshtraind.runtime.disk_threads import DiskThreads
 from meshtraind.runtime.open_below import folder_below, open_below
 from meshtraind.runtime.tasks import TaskSet, told_elsewhere
@@ -238,7 +239,7 @@ def _read_piece(root: Path, parts: Sequence[str], body: Fetch, ends: bool, _chec
     try:
         total_bytes = os.fstat(descriptor).st_size
         behind = body.offset_bytes >= total_bytes  # perhaps by more than a system call takes
-        data = b"" if behind else os.pread(descriptor, body.max_bytes, body.offset_bytes)
+        data = b"" if behind else read_at(descriptor, body.max_bytes, body.offset_bytes)
     finally:
         os.close(descriptor)
     return Fetched(data=data, total_bytes=total_bytes, end=ends and body.offset_bytes + len(data) >= total_bytes)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshtraind.machine.facts import bytes_on_disk
 from meshwire import limits
 from meshwire.jobs.files import human_bytes
 
@@ -76,7 +77,7 @@ def _size_bytes(folder: Path) -> int:
     for parent, _, names in os.walk(folder):
         for name in names:
             try:
-                size_bytes += os.lstat(os.path.join(parent, name)).st_blocks * 512
+                size_bytes += bytes_on_disk(os.lstat(os.path.join(parent, name)))
             except FileNotFoundError:
                 continue
     return size_bytes

@@ -14,6 +14,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshtraind.machine.facts import has_modes
 from meshwire import limits
 
 FOLDER_NAME = "identity"
@@ -240,7 +241,7 @@ def _require_private(path: Path, mode: int) -> None:
     if not (stat.S_ISDIR(status.st_mode) if mode == 0o700 else stat.S_ISREG(status.st_mode)):
         raise IdentityError(f"{path} is not a {'folder' if mode == 0o700 else 'file'}: move it away")
     # Windows keeps access in lists of its own, and the data folder's list covers its user only.
-    if os.name == "posix" and status.st_mode & 0o077:
+    if has_modes() and status.st_mode & 0o077:
         raise IdentityError(
             f"others than its owner may use {path} (mode {stat.S_IMODE(status.st_mode):03o}): "
             f"run `chmod {mode:03o} {path}`; if somebody may have read the key, remove it and pair this device again"

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from meshtraind.machine.facts import has_modes
 from meshtraind.runtime.data_folder import FORMAT
 from meshtraind.trust.identity import device_id_of
 from meshwire import limits
@@ -110,7 +111,7 @@ class PinTable:
         with self._explained():
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600))
             mode = stat.S_IMODE(path.stat().st_mode)
-        if os.name == "posix" and mode & 0o077:
+        if has_modes() and mode & 0o077:
             raise PinsError(
                 f"others than its owner may use {path} (mode {mode:03o}), and who is in it may run code here: "
                 f"run `chmod 600 {path}`, then look through `meshtrain peers`"

@@ -1,14 +1,13 @@
 """`up`, `down` and `dashboard`: the daemon of this device as a background process, and its page."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -21,6 +20,7 @@ from meshtrain.client import ask
 from meshtrain.datadir import data_folder
 from meshtrain.errors import ConnectionLost, DaemonNotRunning, OtherVersion
 from meshtrain.following.shown_text import human_seconds, printable_lines
+from meshtrain.machine import FolderLock, detached
 from meshwire import limits
 from meshwire.messages.envelope import Done
 from meshwire.messages.local import (
@@ -157,18 +157,11 @@ def _start(folder: Path, options: Sequence[str]) -> Status:
             stdin=subprocess.DEVNULL,
             stdout=descriptor,
             stderr=descriptor,
-            **_detached(),
+            **detached(),
         )
     finally:
         os.close(descriptor)
     return _wait_until_up(process, folder, log, log_offset)
-
-
-def _detached() -> dict[str, Any]:
-    """The daemon outlives the terminal, and ctrl-C there is not meant for it."""
-    if sys.platform == "win32":
-        return {"creationflags": subprocess.DETACHED_PROCESS | subprocess.CREATE_NEW_PROCESS_GROUP}
-    return {"start_new_session": True}
 
 
 def _wait_until_up(process: "subprocess.Popen[bytes]", folder: Path, log: Path, log_offset: int) -> Status:
@@ -233,22 +226,22 @@ def down(data_dir: DataDir = None) -> None:
 
 
 def _terminate(folder: Path) -> int:
-    """Stops a daemon that does not understand what this version asks: it ends by SIGTERM as it does when asked.
+    """Stops a daemon that does not understand what this version asks: it ends by SIGTERM as it does when asked; on
+    Windows at once.
 
     Returns its process. Raises CliError, OSError.
     """
-    import fcntl
+    import psutil
 
-    with (folder / LOCK).open() as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = lock.read().strip()
-        else:
-            raise CliError(f"no daemon holds {folder / LOCK}, and something answers in its place", "meshtrain status")
+    try:
+        FolderLock(folder / LOCK, shared=True).release()
+    except BlockingIOError:
+        holder = (folder / LOCK).read_text().strip()
+    else:
+        raise CliError(f"no daemon holds {folder / LOCK}, and something answers in its place", "meshtrain status")
     if not holder.isdigit():
         raise CliError(f"{folder / LOCK} does not name the daemon's process", "end meshtraind by hand")
-    os.kill(int(holder), signal.SIGTERM)
+    psutil.Process(int(holder)).terminate()
     return int(holder)
 
 

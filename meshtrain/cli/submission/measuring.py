@@ -2,7 +2,6 @@
 long they take. Torch is imported by the script alone."""
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -13,6 +12,7 @@ from typing import IO, NamedTuple
 
 from meshtrain.cli.ui.errors import CliError
 from meshtrain.cli.ui.progress import Stages
+from meshtrain.machine import OwnedTree, detached
 from meshwire.codecs.registry import FP32, CodecSpec
 from meshwire.memory_layout.footprint import Measurement
 from meshwire.memory_layout.shared_slots import (
@@ -136,7 +136,8 @@ def _run(
     """What the script's process writes into the file that it is told of. Raises NotMeasured, CliError."""
     with tempfile.TemporaryDirectory(prefix="meshtrain-") as folder:
         file = Path(folder) / "measured.json"
-        variables = {**os.environ, **env, MEASURE_VARIABLE: str(file)}
+        tree = OwnedTree()
+        variables = {**os.environ, **env, **tree.environment, MEASURE_VARIABLE: str(file)}
         if data is not None:
             variables[SCRIPT_DATA_VARIABLE] = str(data.resolve())
         with (Path(folder) / "output").open("w+b") as output:
@@ -147,12 +148,12 @@ def _run(
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,  # so that what it starts ends with it
+                **detached(),  # so that what it starts ends with it
             )
             try:
                 code = _wait(process, file, awaited, stages)
             finally:
-                _end(process)
+                _end(process, tree)
             if not file.exists():
                 how = f"ended with exit code {code}" if code else "ended"
                 raise NotMeasured(f"{argv[1]} {how} {awaited.too_early}{_tail(output)}", failed=code != 0)
@@ -173,14 +174,9 @@ def _wait(process: "subprocess.Popen[bytes]", file: Path, awaited: _Awaited, sta
                 raise CliError(awaited.too_late, awaited.hint) from None
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    if process.poll() is not None:
-        return
-    if sys.platform == "win32":
-        process.kill()
-    else:
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+def _end(process: "subprocess.Popen[bytes]", tree: OwnedTree) -> None:
+    if process.poll() is None:
+        tree.end(process)
 
 
 def _tail(output: IO[bytes]) -> str:

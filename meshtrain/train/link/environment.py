@@ -5,6 +5,7 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 
 from meshtrain.errors import UsageError
+from meshtrain.machine import memory_descriptor
 from meshwire.memory_layout.kept_state import KEPT_FD_VARIABLE
 from meshwire.memory_layout.shared_slots import (
     ENDPOINT_VARIABLE,
@@ -50,8 +51,8 @@ class Environment:
             endpoint=variables[ENDPOINT_VARIABLE],
             token=token,
             job=variables[JOB_VARIABLE],
-            memory_fd=int(variables[MEMORY_FD_VARIABLE]),
-            kept_fd=int(variables[KEPT_FD_VARIABLE]) if KEPT_FD_VARIABLE in variables else None,
+            memory_fd=memory_descriptor(variables[MEMORY_FD_VARIABLE]),
+            kept_fd=memory_descriptor(variables[KEPT_FD_VARIABLE]) if KEPT_FD_VARIABLE in variables else None,
         )
 
 

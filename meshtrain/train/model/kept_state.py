@@ -1,8 +1,8 @@
 """The base in memory that outlives this process: a script that is killed and started again goes on where it was.
 
 By J3 (kept base), on the CPU: parameters, the base beside them if there is one, buffers and the optimizer's tensors lie
-in a file without a name (a memfd) that the daemon keeps open. They are what the process computes with: nothing is
-copied from step to step. The file begins with a header: which round's base lies there, where, and a word that says
+in a file (a memfd, where there are such) that the daemon keeps open. They are what the process computes with: nothing
+is copied from step to step. The file begins with a header: which round's base lies there, where, and a word that says
 "dirty" while a round changes it. After a kill between two rounds the next process maps what it finds; after a kill
 within one the header is dirty, and the state comes from another peer.
 """
@@ -18,6 +18,7 @@ import torch
 from torch.optim import Optimizer
 
 from meshtrain.errors import MeshtrainError
+from meshtrain.machine import memory_part_bytes
 from meshtrain.train.model.optimizers import options, plain, restore_options
 from meshtrain.train.model.state import PROGRESS, RoundProgress
 from meshwire.memory_layout.kept_state import (
@@ -110,7 +111,8 @@ class _File:
 
     def take(self, size_bytes: int) -> tuple[int, int]:
         """A new region: offset, bytes. Raises OSError, ValueError when there is no memory for it."""
-        offset, size_bytes = self.size_bytes, max(1, -(-size_bytes // PAGE_BYTES)) * PAGE_BYTES
+        part_bytes = max(PAGE_BYTES, memory_part_bytes())
+        offset, size_bytes = self.size_bytes, max(1, -(-size_bytes // part_bytes)) * part_bytes
         os.ftruncate(self._descriptor, offset + size_bytes)
         self._maps.append((offset, mmap.mmap(self._descriptor, size_bytes, offset=offset)))
         self.size_bytes = offset + size_bytes

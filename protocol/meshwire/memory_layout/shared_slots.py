@@ -1,6 +1,6 @@
 """The shared memory between a daemon and its learner: fp32 slots in plan order (M1, DESIGN section 13).
 
-The daemon makes it before it spawns the learner, who finds the descriptor in MEMORY_FD_VARIABLE, sizes it for the
+The daemon makes it before it spawns the learner, who finds it by MEMORY_FD_VARIABLE, sizes it for the
 prepared model and reports the size; both map it. Raw slots take w*g (W3) from the learner; the result slot takes the
 means from the daemon.
 """
@@ -17,7 +17,8 @@ PAGE_BYTES = 4096
 ENDPOINT_VARIABLE = "MESHTRAIN_ENDPOINT"  # unix:PATH or tcp:HOST:PORT
 TOKEN_VARIABLE = "MESHTRAIN_TOKEN"
 JOB_VARIABLE = "MESHTRAIN_JOB_ID"
-MEMORY_FD_VARIABLE = "MESHTRAIN_MEMORY_FD"
+MEMORY_FD_VARIABLE = "MESHTRAIN_MEMORY_FD"  # an inherited descriptor's number, or where nothing is inherited
+FILE_PREFIX = "file:"  # and a path
 
 # What the command line gives a script that it runs itself, without a job
 SCRIPT_DATA_VARIABLE = "MESHTRAIN_DATA"  # what mt.data_dir() returns
@@ -29,6 +30,7 @@ MEASURE_CODEC_VARIABLE = "MESHTRAIN_MEASURE_CODEC"  # and its codec: what they d
 MEASURE_STEPS_VARIABLE = "MESHTRAIN_MEASURE_STEPS"  # so many steps are timed too, before the script is ended
 
 DATA_DIR_VARIABLE = "MESHTRAIN_DATA_DIR"  # the daemon's data folder, for every command
+PORTABLE_VARIABLE = "MESHTRAIN_PORTABLE"  # 1: what Windows would use is used here, too
 
 
 @dataclass(frozen=True)

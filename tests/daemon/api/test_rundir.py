@@ -39,6 +39,7 @@ def test_clients_find_the_daemon_while_it_runs_and_not_after(tmp_path: Path) -> 
         assert token_file.read_text() == run.token
         for private in (token_file, data / "run" / "daemon.json", data / "run" / "lock"):
             assert mode(private) == 0o600
+        assert run.socket_path is not None
         assert mode(data / "run") == mode(run.socket_path.parent) == 0o700
         assert not list((data / "run").glob("*.new"))
     assert not token_file.exists()
@@ -125,6 +126,7 @@ def test_the_socket_fits_however_deep_the_data_lies(tmp_path: Path, monkeypatch:
     data = tmp_path / ("d" * 100) / ("e" * 100)
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/tmp")
     with RunDir(data) as run:
+        assert run.socket_path is not None
         assert len(os.fsencode(run.socket_path)) <= SOCKET_PATH_BYTES_MAX
     long = tmp_path / ("r" * 100)
     long.mkdir()

@@ -416,7 +416,8 @@ async def test_the_record_of_an_earlier_process_is_not_that_of_the_next(tmp_path
     (folder / "train.py").write_text("import sys\nif sys.argv[1] == 'fail':\n    raise ValueError('x')\n")
     descriptor = os.open(os.devnull, os.O_RDONLY)
     try:
-        memory = cast(Any, SimpleNamespace(descriptor=descriptor, kept=SimpleNamespace(descriptor=None)))
+        file = SimpleNamespace(told=str(descriptor), inherited=(descriptor,))
+        memory = cast(Any, SimpleNamespace(file=file, kept=SimpleNamespace(file=None)))
         for what, kind in (("fail", "ValueError"), ("pass", None)):
             spec = cast(Any, SimpleNamespace(script="train.py", args=(what,), independent=False, engine="mesh"))
             process = LearnerProcess(folder, spec, tmp_path / "rank0.log", memory, Path(sys.executable))

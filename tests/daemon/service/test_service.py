@@ -91,7 +91,9 @@ def test_launchd_reads_every_argument_as_it_was_typed() -> None:
 
 
 def test_the_task_of_windows_is_xml_with_every_argument() -> None:
-    task = ElementTree.fromstring(windows_task(COMMAND))
+    task = ElementTree.fromstring(windows_task(COMMAND, "HOME\\anna & co"))
+    who = [each.text for each in task.iter(f"{XML}UserId")]
+    assert who == ["HOME\\anna & co"] * 2, "at nobody else's logon, and as nobody else"
     assert task.findtext(f".//{XML}Command") == COMMAND[0]
     assert task.findtext(f".//{XML}Arguments") == subprocess.list2cmdline(COMMAND[1:])
 

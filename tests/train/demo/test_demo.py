@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from meshtrain.cli.app import app
 from meshtrain.demo.localmesh import remove_left_behind
 from meshtrain.demo.run import DemoResult, DemoSettings, mean_losses, peer_result
+from meshwire.memory_layout.shared_slots import PORTABLE_VARIABLE
 from meshwire.messages.job import Metrics
 
 pytestmark = pytest.mark.timeout(240)
@@ -67,7 +68,8 @@ def test_a_demo_that_is_killed_leaves_no_daemon_and_the_next_one_clears_its_fold
         "import time; from meshtrain.demo.localmesh import LocalMesh\n"
         "with LocalMesh(('anna',), print) as mesh: print(mesh.folder, flush=True); time.sleep(60)"
     )
-    command, quiet = [sys.executable, "-c", script], {"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path)}
+    kept = {name: os.environ[name] for name in ("PATH", PORTABLE_VARIABLE) if name in os.environ}
+    command, quiet = [sys.executable, "-c", script], {**kept, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=quiet) as demo:
         assert demo.stdout is not None
         folder = next(Path(line.strip()) for line in demo.stdout if line.startswith(str(tmp_path)))
