@@ -2,7 +2,7 @@
 
     meshtrain submit gan.py
 
-`mt.prepare` takes both at once. Each backward pass is a round, for the optimizer that steps after it: one pass each.
+`mt.prepare` takes both at once, the optimizers in the order in which they step. Each backward pass is a round, for one.
 """
 
 import torch
@@ -27,8 +27,8 @@ critic = nn.Sequential(nn.Linear(2, 64), nn.LeakyReLU(0.2), nn.Linear(64, 1))
 of_generator = torch.optim.Adam(generator.parameters(), lr=2e-3, betas=(0.5, 0.9))
 of_critic = torch.optim.Adam(critic.parameters(), lr=2e-3, betas=(0.5, 0.9))
 loader = DataLoader(TensorDataset(circle(2048)), batch_size=64, shuffle=True)
-(generator, critic), (of_generator, of_critic), loader = mt.prepare(
-    [generator, critic], [of_generator, of_critic], loader
+(generator, critic), (of_critic, of_generator), loader = mt.prepare(
+    [generator, critic], [of_critic, of_generator], loader
 )
 dice = torch.Generator().manual_seed(1000 + mt.rank())  # other noise on each laptop
 judge = nn.functional.binary_cross_entropy_with_logits
