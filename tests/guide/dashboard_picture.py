@@ -17,7 +17,7 @@ from meshwire.messages.local import DashboardOpened, OpenDashboard
 from tests.daemon.browser import Page, browser, chromium
 
 ROOT = Path(__file__).parents[2]
-FILE = ROOT / "deploy/dashboard.webp"
+FILE = ROOT / "deploy/guide/dashboard.webp"
 NAMES = ("anna", "bert", "carl")
 ROUNDS = 60  # so that there is a curve
 WIDTH_PX, HEIGHT_PX = 1180, 1010

@@ -2,7 +2,7 @@
 
 Clones this repository twice, installs it in a new virtual environment, and types what the guide says into two
 terminals in network namespaces (root, `ip`, `tc`; `pip install pyte`). Exit code 1: a limit was missed. With --write
-the transcript and the times go into deploy/FIRST_STEPS.md. On a busy machine the times mean little.
+the transcript and the times go into deploy/guide/FIRST_STEPS.md. On a busy machine the times mean little.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from tests.guide.laptops import Terminal
 from tests.lab.lab import Lab, lab_unavailable
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "deploy/FIRST_STEPS.md"
+PAGE = ROOT / "deploy/guide/FIRST_STEPS.md"
 BEGIN, END = "<!-- transcript: begin -->", "<!-- transcript: end -->"
 
 COMMANDS_MAX = 3  # on each laptop, after the install

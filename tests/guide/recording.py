@@ -16,7 +16,7 @@ from tests.guide.laptops import Terminal, TerminalError
 from tests.lab.lab import Lab, lab_unavailable
 
 ROOT = Path(__file__).parents[2]
-FILE = ROOT / "deploy/session.svg"
+FILE = ROOT / "deploy/guide/session.svg"
 RATE_MBIT = 100.0
 COLUMNS = 96
 ROWS = (18, 12)

@@ -20,7 +20,8 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 RECIPES = sorted((DEPLOY / "recipes").glob("*.py"))
 PICTURE_BYTES_MAX = 150_000
-MAP = (DEPLOY / "GUIDES.md").read_text("utf-8")
+GUIDE = DEPLOY / "guide"
+MAP = (GUIDE / "README.md").read_text("utf-8")
 
 
 @cache
@@ -75,16 +76,17 @@ def test_a_broken_link_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_map_has_every_guide() -> None:
     """And is one click from the README; a reader of one guide finds the way back to it, or to the README."""
-    here = {page.name for page in DEPLOY.glob("*.md")} - {"GUIDES.md", "NOTICE.md"}
-    there = {f"../protocol/{page.name}" for page in (ROOT / "protocol").glob("*.md")}
-    there -= {"../protocol/README.md", "../protocol/RULES.md"}  # for who reads the code
+    here = {page.name for page in GUIDE.glob("*.md")} - {"README.md"}
+    there = {f"../{page.name}" for page in DEPLOY.glob("*.md")} - {"../NOTICE.md"}
+    there |= {f"../../protocol/{page.name}" for page in (ROOT / "protocol").glob("*.md")}
+    there -= {"../../protocol/README.md", "../../protocol/RULES.md"}  # for who reads the code
     assert not (here | there) - set(re.findall(r"\]\(([^)#\s]+)", MAP))
-    assert "](deploy/GUIDES.md)" in (ROOT / "README.md").read_text("utf-8")
+    assert "](deploy/guide/README.md)" in (ROOT / "README.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize("name", ["session.svg", "dashboard.webp"])
 def test_pictures_are_small_and_name_no_machine(name: str) -> None:
-    content = (DEPLOY / name).read_bytes()
+    content = (GUIDE / name).read_bytes()
     assert len(content) <= PICTURE_BYTES_MAX
     if name.endswith(".svg"):
         text = "".join(ElementTree.fromstring(content).itertext())
@@ -95,7 +97,7 @@ def test_pictures_are_small_and_name_no_machine(name: str) -> None:
 
 def test_the_transcript_is_within_its_limits() -> None:
     """What first_steps has written: the times, beside what they may be, and no name of that machine."""
-    text = (DEPLOY / "FIRST_STEPS.md").read_text("utf-8").partition("<!-- transcript: begin -->")[2]
+    text = (GUIDE / "FIRST_STEPS.md").read_text("utf-8").partition("<!-- transcript: begin -->")[2]
     rows = re.findall(r"\| ([\d.]+) s \| (\d+) s \|$", text, re.MULTILINE)
     assert len(rows) == 2
     assert all(float(measured) <= float(limit) for measured, limit in rows)
@@ -104,7 +106,7 @@ def test_the_transcript_is_within_its_limits() -> None:
 
 def test_settings_say_what_the_results_say() -> None:
     """Figures of codecs are those of the guide to codecs; what `safe` may choose is what the program takes for it."""
-    settings = (DEPLOY / "SETTINGS.md").read_text("utf-8")
+    settings = (GUIDE / "SETTINGS.md").read_text("utf-8")
     codecs = (ROOT / "protocol/CODECS.md").read_text("utf-8")
     rows = re.findall(r"^\| `(\w+)` \| 1[/\d]* \| ([^|]+) \| ([^|]+) \|$", settings, re.MULTILINE)
     assert len(rows) >= 6
@@ -127,7 +129,7 @@ def test_errors_in_the_guide_are_errors_of_the_program() -> None:
     folders = ("meshtrain", "daemon/meshtraind", "protocol/meshwire")
     source = "\n".join(path.read_text("utf-8") for folder in folders for path in (ROOT / folder).rglob("*.py"))
     source = re.sub(r'"\s*\n\s*f?"', "", source)  # texts that go on in the next line
-    quoted = re.findall(r"^\| `([^`]+)`", (DEPLOY / "TROUBLE.md").read_text("utf-8"), re.MULTILINE)
+    quoted = re.findall(r"^\| `([^`]+)`", (GUIDE / "TROUBLE.md").read_text("utf-8"), re.MULTILINE)
     assert len(quoted) >= 10
     parts = [
         part.strip() for each in quoted for part in re.split(r"\.\.\.|29610|train\.py", each) if len(part.strip()) > 1
@@ -147,7 +149,7 @@ def typed_commands(page: Path) -> list[list[str]]:
 def test_commands_in_the_guides_are_taken() -> None:
     """Each command and each option that a guide lets people type exists."""
     commands: dict[str, Any] = vars(typer.main.get_command(app))["commands"]
-    guides = [ROOT / "README.md", *DEPLOY.glob("*.md"), *(ROOT / "protocol").glob("[A-Z]*.md")]
+    guides = [ROOT / "README.md", *DEPLOY.glob("*.md"), *GUIDE.glob("*.md"), *(ROOT / "protocol").glob("[A-Z]*.md")]
     wrong, seen = [], 0
     for page in guides:
         for name, *words in typed_commands(page):
