@@ -108,7 +108,7 @@ class JobSession:
         self.learner = LearnerHandler(job, self._barriers, self._metrics, self, self._tasks)
         store = CheckpointStore(job.folder, job.spec.job, CheckpointSchedule.keep)
         states = StateFiles(job.spec.job, job.folder / STATE, node.blobs)
-        saving = HubStates(job.spec.job, self, states) if node.hub else self.learner.states
+        saving = HubStates(job.spec.job, self, states) if node.member.hub else self.learner.states
         checkpointing = Checkpointer(job, store, node.software, saving, self._tasks, self._model)
         self._donor = StateDonor(job, states, self.learner, checkpointing, self._tasks)
         recorder = MembershipRecorder(membership_trace(job.folder)) if job.spec.trace else None
@@ -120,7 +120,7 @@ class JobSession:
         self.members = MemberHandler(job, self._barriers, self.passage, self)
         job.on_odd = self._replicas_differ
         self.closed = asyncio.Event()
-        if node.hub:
+        if node.member.hub:
             self._learners.given_up = True
             self._metrics.part = "hub"
 
@@ -143,7 +143,7 @@ class JobSession:
 
     def _begin_script(self) -> None:
         """Starts the first process; on a hub none ever runs (H1)."""
-        if self._node.hub:
+        if self._node.member.hub:
             self.job.advance(JobEvent.LEARNER_STARTED)
         else:
             self._tasks.spawn(self._run(self._learners.run), "learner")
@@ -156,7 +156,7 @@ class JobSession:
     async def come_back(self) -> None:
         """Asks to be taken into the job, with which others have gone on; the learner follows then."""
         self.job.advance(JobEvent.START)
-        if self._node.hub:
+        if self._node.member.hub:
             self.job.advance(JobEvent.LEARNER_STARTED)
         self._tasks.spawn(self._report_regularly(), "report")
         self._tasks.spawn(self._watch_group(), "watch the process group")
@@ -358,7 +358,7 @@ class JobSession:
         process group, or on a device that trains by itself.
         """
         job, learners = self.job, self._learners
-        may = not self._node.hub and job.state is JobState.RUNNING
+        may = not self._node.member.hub and job.state is JobState.RUNNING
         can = may and not self.passage.founding and not self.group.used
         begun = learners.rests is not None or (self.rounds is not None and self.rounds.complete > 0)
         if can and begun and why is not None and not job.spec.independent:
@@ -391,7 +391,7 @@ class JobSession:
 
     def begin_learner(self) -> None:
         """Starts a process, and ends the one that runs; on a hub there is none."""
-        if self._learners.hopeless or self._node.hub:
+        if self._learners.hopeless or self._node.member.hub:
             return
         if self.job.state in (JobState.STARTING, JobState.RUNNING):  # else its script has ended
             self._learners.run += 1
@@ -441,7 +441,10 @@ class JobSession:
         again from what lies on their disks (J5)."""
         if self.job.ending:
             return
-        log.warning("job %s: no device has its state any more: it begins again from what was saved", self.job.spec.job)
+        why = "no device has its state any more: it begins again from what was saved"
+        if self._node.member.hub:
+            why = "no laptop is left: it goes on from what was saved here, when one comes"
+        log.warning("job %s: %s", self.job.spec.job, why)
         self.job.lies_down = True
         self.job.remember()
         self._barriers.wake()
@@ -526,7 +529,7 @@ class JobSession:
         that it goes on: it has nothing to lose by that."""
         job, generations = self.job, self.passage.generations
         over = self._failed_elsewhere.keys() | self._lying
-        if self._node.hub and over and not job.ending and not self._lying:
+        if self._node.member.hub and over and not job.ending and not self._lying:
             trainers = {rank for rank, member in enumerate(job.members) if not member.hub}
             if trainers <= over:  # nobody is left for whom it could keep the state
                 self.end("failed", next(iter(self._failed_elsewhere.values())), now=True, tell=False)
