@@ -71,6 +71,7 @@ class Config:
     patience_s: float
     introductions: IntroductionPolicy | None = None  # None: as it was before
     dashboard: int | None = 0  # its port, 0: any free one; None: it is not served
+    hub: bool = False  # it runs no learner (H1)
 
     @classmethod
     def from_options(
@@ -85,6 +86,7 @@ class Config:
         patience_s: float = limits.PATIENCE_S,
         introductions: str | None = None,
         dashboard: str = "0",
+        hub: bool = False,
     ) -> Self:
         """Reads the command line's words. Raises ValueError with what to write instead."""
         host, port = split_host_port(listen)
@@ -105,6 +107,7 @@ class Config:
             patience_s=patience_s,
             introductions=None if introductions is None else IntroductionPolicy(introductions),
             dashboard=dashboard_port(dashboard),
+            hub=hub,
         )
 
 
@@ -188,6 +191,7 @@ class App:
                     software=software,
                     cores=os.cpu_count() or 1,
                     memory_bytes=memory_bytes(),
+                    hub=config.hub,
                 ),
                 host=config.listen_host,
                 port=config.listen_port,
@@ -207,6 +211,7 @@ class App:
                 software=software,
                 patience_s=config.patience_s,
                 settings=owner_settings,
+                hub=config.hub,
             )
             settings = MeshSettings(config.listen_host, config.interfaces, config.peers, config.mdns)
             introducer = Introducer(node, pins, links)
@@ -238,7 +243,8 @@ class App:
                 started.push_async_callback(dashboard.close)
                 rundir.announce(listen=self.mesh.listen, endpoint=endpoint.address)
                 self.started = True
-                log.info("%s (%s) listens on %s", name, identity.device_id[:8], self.mesh.listen)
+                what = " (a hub: it trains nothing)" if config.hub else ""
+                log.info("%s (%s)%s listens on %s", name, identity.device_id[:8], what, self.mesh.listen)
                 await self._stopping.wait()
                 log.info("stopping")
         finally:

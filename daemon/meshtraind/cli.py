@@ -43,6 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
         epilog="examples:\n"
         "  meshtraind run\n"
         "  meshtraind run --peer 192.168.1.20 --name attic\n"
+        "  meshtraind run --hub --name nas\n"
         "  meshtraind run --listen 127.0.0.1:0 --interface lo --data-dir /tmp/a",
     )
     _add_daemon_options(run)
@@ -81,6 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
             patience_s=options.patience,
             introductions=options.introductions,
             dashboard=options.dashboard,
+            hub=options.hub,
         )
     except ValueError as error:
         parser.error(str(error))
@@ -141,6 +143,12 @@ def _add_daemon_options(command: argparse.ArgumentParser) -> None:
         "off: it is not served)",
     )
     command.add_argument(
+        "--hub",
+        action="store_true",
+        help="train nothing here, and need no torch: sum what the laptops send, and keep the jobs' state; for a NAS or "
+        "a small computer on a cable",
+    )
+    command.add_argument(
         "--name", help="how this device is called, kept until you say otherwise (at first: the host name)"
     )
     command.add_argument("--data-dir", metavar="DIR", type=Path, help=f"keys, jobs, logs (or {DATA_DIR_VARIABLE})")
@@ -161,6 +169,7 @@ def _daemon_arguments(options: argparse.Namespace, data_dir: Path) -> list[str]:
         words += [flag, str(value)] if value != default else []
     words += [word for one in options.interface for word in ("--interface", one)]
     words += [word for one in options.peer for word in ("--peer", one)]
+    words += ["--hub"] if options.hub else []
     return [*words, "--no-mdns"] if options.no_mdns else words
 
 
@@ -171,7 +180,8 @@ def _add_service(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         description="Makes the daemon a service of yours: a systemd user unit, a launchd agent, a task of Windows. It "
         "starts now, and from then on by itself, with these options.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="examples:\n  meshtraind install\n  meshtraind install --name attic\n  meshtraind install --print",
+        epilog="examples:\n  meshtraind install\n  meshtraind install --name attic\n"
+        "  meshtraind install --hub --name nas\n  meshtraind install --print",
     )
     _add_daemon_options(install)
     install.add_argument("--print", action="store_true", dest="only_print", help="show the definition, change nothing")

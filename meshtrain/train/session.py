@@ -256,7 +256,7 @@ class LearnerSession:
     @property
     def world_size(self) -> int:
         """Number of the job's members."""
-        return len(self._welcome.members)
+        return sum(not member.hub for member in self._welcome.members)
 
     @property
     def device(self) -> torch.device:

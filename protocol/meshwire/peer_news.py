@@ -15,8 +15,8 @@ UNDER_WAY = (JobState.STARTING, JobState.RUNNING, JobState.FINISHING)
 
 def part_of(job: JobSummary, rank: int) -> str:
     """How a member takes part: in; back (in, after it was lost); loading the state; forwards (what others send, with no
-    learner of its own); rests (the same for now, as its owner has set); lost; left (by a person's wish); refused (it
-    broke the protocol); done, ended (its script). "-": not known."""
+    learner of its own); hub (it never has one); rests (none for now, as its owner has set); lost; left (by a person's
+    wish); refused (it broke the protocol); done, ended (its script). "-": not known."""
     report = _reports(job).get(rank)
     if report is not None and report.exit_code is not None:
         return "done" if report.exit_code == 0 else "ended"
@@ -27,10 +27,12 @@ def part_of(job: JobSummary, rank: int) -> str:
             return "refused"
         if report is not None and report.part == "leaves":
             return "left"
-        gone = report is None or (report.state in UNDER_WAY and report.part in ("computes", "rests"))
+        gone = report is None or (report.state in UNDER_WAY and report.part in ("computes", "rests", "hub"))
         return "lost" if gone else "ended"
     if rank in job.learning:
         return "back" if rank in job.returned else "in"
+    if job.members[rank].hub:
+        return "hub"
     return report.part if report is not None and report.part in ("forwards", "rests") else "loading"
 
 

@@ -15,7 +15,7 @@ from meshwire.membership.lineage import rank_of
 from meshwire.membership.proposal_checks import list_wrong, number_wrong
 from meshwire.membership.quorum import electorate_of, has_quorum
 from meshwire.messages.generation import Where
-from meshwire.messages.job import Generation, Member
+from meshwire.messages.job import Generation, Member, without_hubs
 from meshwire.timeouts import Timeouts
 
 TURN_S = 60.0  # between the proposals of one rank and of the next: a submission that gets nowhere is given up by then
@@ -93,6 +93,8 @@ class Revival:
     def _are_enough(self, newest: Generation, here: Collection[int]) -> bool:
         """A device that is there has the vote of the incarnation that its electorate names."""
         part = {rank: newest.members[rank].incarnation for rank in here}
+        if not without_hubs(newest.members, here):
+            return False  # nobody is there who would train (H3)
         return has_quorum(electorate_of(newest, entered=True), part)
 
     def _look(self, now_s: float) -> None:
@@ -133,7 +135,7 @@ class Revival:
             ranks=ranks,
             learning=(),
             root=number,
-            counted=ranks,
+            counted=without_hubs(newest.members, ranks),
         )
 
     def waiting(self) -> str:

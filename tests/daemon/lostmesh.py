@@ -93,8 +93,9 @@ class Daemon:
 
     def link(self, other: "Daemon") -> None:
         for one, two in ((self, other), (other, self)):
-            hello = SimpleNamespace(incarnation=two.member.incarnation, name=two.name)
-            one.links[two.device] = SimpleNamespace(device=two.device, hello=hello, connection=Wired(one, two))
+            hello = SimpleNamespace(incarnation=two.member.incarnation, name=two.name, hub=two.member.hub)
+            wired = Wired(one, two)
+            one.links[two.device] = SimpleNamespace(device=two.device, hello=hello, connection=wired, member=two.member)
         for one, two in ((self, other), (other, self)):
             one.jobs.link_made(one.links[two.device])
 

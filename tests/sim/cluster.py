@@ -44,6 +44,7 @@ class Setting:
     """What a cluster is made of.
 
     Attributes:
+        hubs: of the founders, the last ones.
         newcomers: devices beyond the founders, which ask in when they start.
         step_s: by device.
         delays_s: of one message; one of these is drawn.
@@ -55,6 +56,7 @@ class Setting:
     """
 
     founders: int
+    hubs: int = 0
     newcomers: int = 0
     sync: SyncSettings = field(default_factory=SyncSettings)
     total: int = 40
@@ -117,6 +119,10 @@ class Cluster:
         self._starts: dict[int, bytes] = {}  # by generation: whose start its learners' bases are of
         self._found()
 
+    def is_hub(self, number: int) -> bool:
+        """Whether this device runs no learner (H1)."""
+        return self.setting.founders - self.setting.hubs <= number < self.setting.founders
+
     @property
     def now_s(self) -> float:
         return self.clock.now_s
@@ -124,7 +130,7 @@ class Cluster:
     def _found(self) -> None:
         founders = self.setting.founders
         incarnations = [next(self._incarnations) for _ in range(self.devices)]
-        members = tuple(member_of(number, incarnations[number]) for number in range(founders))
+        members = tuple(member_of(at, incarnations[at], hub=self.is_hub(at)) for at in range(founders))
         first = Generation.first(JOB, members[0].device, members)
         self.line = Line(first)
         self._based: dict[tuple[Daemon, bytes], float] = {}  # when each was last seen to have a base of which history

@@ -1,12 +1,13 @@
 """One daemon of the cluster: the shells that ship, on its own loop, put together as a session does it."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshtraind.recovery.checkpointer import Checkpointer
+from meshtraind.recovery.hub_states import HubStates
 from meshtraind.recovery.state_donor import StateDonor
 from meshtraind.rounds.history import Entry
 from meshtraind.runtime.tasks import TaskSet
@@ -121,7 +122,8 @@ class Daemon(Node):
         super().__init__(number)
         self.world = world
         self.loop = virtual_loop(world.clock, self, THREAD_S)
-        self.member = member_of(number, incarnation)
+        self.is_hub = world.is_hub(number)
+        self.member = member_of(number, incarnation, hub=self.is_hub)
         self.name = self.member.name
         self.place = Place(self.member.device, self.member, world.setting.patience_s)
         self.tasks = TaskSet(self.name, self._task_failed)
@@ -148,12 +150,13 @@ class Daemon(Node):
     def _take_part(self, generation: Generation | None) -> None:
         job = self.job = KnownJob(self, self._knows() if generation is None else generation.members)
         if generation is not None:
-            job.take(generation, generation.ranks)
+            job.take(generation, generation.trainers)
         rtt_s, disk, tasks, processes = self.world.setting.rtt_s, self.disk, self.tasks, self.processes
         self.barriers = Barriers(job, self._tells)
         self.maker = SimulatedRounds(self)
         self.handler = handler = LearnerHandler(job, self.barriers, Figures(), processes, tasks)
-        self.checkpointer = Checkpointer(job, disk.checkpoints, SOFTWARE, handler.states, tasks, self.maker.model)
+        saving = HubStates(job.spec.job, self, disk.states) if self.is_hub else handler.states
+        self.checkpointer = Checkpointer(job, disk.checkpoints, SOFTWARE, saving, tasks, self.maker.model)
         self.donor = StateDonor(job, disk.states, handler, self.checkpointer, tasks)
         place = JobPlace(self.place, job, self.round_links, rtt_s, tasks, disk.states, Witness(self))
         self.host = MembershipHost(place, handler, self.barriers, self.donor, self.checkpointer, self.maker, processes)
@@ -168,6 +171,11 @@ class Daemon(Node):
 
     def _tells(self, rank: int, message: Wire) -> None:
         raise AssertionError(f"{self.name}: no learner here enters a barrier: {message} to rank {rank}")
+
+    @property
+    def donors(self) -> Sequence[LinkEnd]:
+        """The way to the members whose learners compute."""
+        return self.host.computing
 
     @property
     def known_job(self) -> KnownJob:
@@ -200,7 +208,7 @@ class Daemon(Node):
         before = next((one.job for one in self.world.daemons if one.number == self.number), None)
         if before is not None:
             return before.members
-        return tuple(member_of(other, 0) for other in range(self.world.devices))
+        return tuple(member_of(other, 0, hub=self.world.is_hub(other)) for other in range(self.world.devices))
 
     @property
     def driver(self) -> MembershipDriver[LinkEnd]:
@@ -431,11 +439,10 @@ class Daemon(Node):
         if not self.is_in:
             return False
         generation = self.machine.generation
-        running = (
-            self.machine.phase is MembershipPhase.RUNNING
-            and generation is not None
-            and self.rank in generation.learning
-        )
+        runs = self.machine.phase is MembershipPhase.RUNNING and generation is not None
+        if self.is_hub or not runs:
+            return runs and self.rounds is not None
+        running = generation is not None and self.rank in generation.learning
         return running and self.learner is not None and self.learner.rounds is not None
 
     @property
@@ -449,6 +456,6 @@ def device_of(number: int) -> str:
     return f"{number + 1:064x}"
 
 
-def member_of(number: int, incarnation: int) -> Member:
+def member_of(number: int, incarnation: int, *, hub: bool = False) -> Member:
     """How a generation lists it."""
-    return Member(device=device_of(number), incarnation=incarnation, name=f"peer{number}")
+    return Member(device=device_of(number), incarnation=incarnation, name=f"peer{number}", hub=hub)

@@ -139,6 +139,9 @@ class StateFolder:
             raise RequestFailed(f"{giver.name} has no such file")
         self._disk.written[self.folder] = State.of(blob)
 
+    async def move(self, units: int, folder: Path) -> None:
+        self._disk.written[folder] = self._disk.written.pop(self.folder)
+
     async def lay_out(self, units: Mapping[int, BlobRef]) -> None:
         (blob,) = units.values()
         self._disk.written[self.folder] = State.of(blob)

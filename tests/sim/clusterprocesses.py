@@ -79,7 +79,7 @@ class LearnerProcesses:
         self._process: Learner | None = None  # that is to run now; it may be starting
         self._sockets: dict[Learner, Socket] = {}  # of those that have called, until they are seen to end
         self._talks: dict[Learner, asyncio.Task[None]] = {}  # their first words
-        self._given_up = False
+        self._given_up = daemon.is_hub  # no process ever runs there
         self.starts = 0
 
     @property
@@ -93,6 +93,8 @@ class LearnerProcesses:
 
     def found(self) -> None:
         """The first process begins the job with the others'."""
+        if self._daemon.is_hub:
+            return
         if not self._world.setting.begun:
             self._run()
             return
@@ -211,7 +213,8 @@ class LearnerProcesses:
 
     def begin_learner(self) -> None:
         self.end_learner()
-        self._run()
+        if not self._daemon.is_hub:
+            self._run()
 
     def end_learner(self) -> None:
         """It ends, and nothing follows from that."""
@@ -239,7 +242,7 @@ class LearnerProcesses:
 
     @property
     def learner_failed(self) -> bool:
-        return self._given_up
+        return self._given_up and not self._daemon.is_hub
 
     def lie_down(self) -> None:
         """It begins again from what lies on disks, of which the clusters know nothing."""

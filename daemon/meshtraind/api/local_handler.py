@@ -259,6 +259,7 @@ class LocalHandler:
             introductions=mesh.introductions,
             joined=mesh.joined,
             waiting=mesh.waiting,
+            hub=mesh.node.hub,
         )
 
     def _with_joined(self, emit: Emit) -> Emit:

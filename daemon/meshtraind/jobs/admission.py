@@ -415,8 +415,8 @@ class Admission:
         typed_bytes = sum(len(text.encode()) + 1 for text in typed)
         if typed_bytes > 2 * limits.JOB_SPEC_BYTES_MAX:
             return f"its arguments and environment take {typed_bytes} bytes"
-        if self._node.software.torch is None:
-            return "it has no torch: run `pip install '.[torch]'` there"
+        if self._node.software.torch is None and not self._node.member.hub:
+            return "it has no torch: run `pip install '.[torch]'` there, or let it be a hub: `meshtrain up --hub`"
         return None
 
     async def _take_in(self, job: Job, source_device: str) -> None:
@@ -443,7 +443,8 @@ class Admission:
                 await self._fetch(job, source_device, on_progress)
             else:
                 await self._fetch_from_any(job, source_device, on_progress)
-            await self.environments.make(job.spec.requirements, on_installing)
+            if not self._node.member.hub:  # no script runs here
+                await self.environments.make(job.spec.requirements, on_installing)
         except (BlobError, RequestFailed, ConnectionEnded, TimeoutError, OSError) as error:
             if not job.ended:
                 self.end_unstarted(job, JobEvent.FAIL, str(error))

@@ -17,7 +17,7 @@ from meshtraind.storage.resume_file import JobFile
 from meshtraind.transport.connection import RequestFailed
 from meshwire.jobs.lifecycle import JobState, job_number
 from meshwire.membership.lineage import rank_of
-from meshwire.messages.job import Generation, Member, Remains
+from meshwire.messages.job import Generation, Remains
 from meshwire.revival import Revival
 from meshwire.timeouts import Timeouts
 
@@ -131,7 +131,7 @@ class Revivals:
         machine, link = self._machines.get(body.job), self._node.links.get(device)
         if machine is None or link is None:
             return None
-        member = Member(device=device, incarnation=link.hello.incarnation, name=link.hello.name)
+        member = link.member
         news = not machine.counts(device)
         wrong = machine.told(member, body.generation, asyncio.get_running_loop().time())
         if news and wrong is None:  # when it was told last it may have had the job still

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from meshtraind.jobs.revival import RefusedError
 from meshtraind.jobs.spec import check_engine, check_settings, describe_size, ingest_all, make_spec, spec_again
 from meshtraind.learner.environment import calls_prepare
 from meshtraind.peers.node import Node
-from meshtraind.peers.selection import absences, ask_who_is_linked, choose_members
+from meshtraind.peers.selection import absences, ask_who_is_linked, choose_members, hubs_for
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.storage.blob_writer import BlobError
 from meshtraind.transport.connection import Connection, ConnectionEnded, Emit, RequestFailed
@@ -80,6 +81,10 @@ class Submission:
         body = self._body
         linked = await ask_who_is_linked(self._node)
         members, notes = choose_members(self._node, body.on, body.peers, body.peers_max, linked)
+        if isinstance(body, Submit):
+            members = members + await self._hubs(body, members, linked, notes)
+        else:
+            members = members + hubs_for(self._node, members, linked)  # for a job that goes by them
         if body.peers_max is not None and body.peers_max > len(members):
             notes.append(f"devices that are paired or wake up while it runs join it, up to {body.peers_max} in all")
         if isinstance(body, Submit) and body.engine == "torchrun":
@@ -102,6 +107,8 @@ class Submission:
             spec = await self._new(body, owner, members, notes)
         else:
             spec = await self._again(body, owner, notes, members)
+            if not (spec.by_hubs or body.on):
+                members = tuple(member for member in members if not member.hub)
         await self._start(spec, Generation.first(spec.job, self._node.device, members))
         return Submitted(job=spec.job, members=members, notes=tuple(notes))
 
@@ -121,6 +128,42 @@ class Submission:
         for note in notes:
             log.info("job %s: %s", generation.job, note)
         await self._start(spec.model_copy(update={"job": generation.job}), generation)
+
+    async def _hubs(
+        self, body: Submit, members: tuple[Member, ...], linked: Mapping[str, Collection[str]], notes: list[str]
+    ) -> tuple[Member, ...]:
+        """The hubs that are taken in beside these members, where nobody has named any. Raises RequestFailed where one
+        was named, and the job cannot use it."""
+        named = [member.name for member in members if member.hub]
+        hubs = hubs_for(self._node, members, linked) if body.hubs and not named else ()
+        if not named and not hubs:
+            return ()
+        why_not = await self._no_use_of_hubs(body, len(members))
+        if named and why_not:
+            raise RequestFailed(f"--on names the hub {', '.join(named)}, and {why_not}")
+        if why_not and len(members) > 1:
+            names = ", ".join(member.name for member in hubs)
+            notes.append(f"the hub {names} is left out: {why_not}")
+        return () if why_not else hubs
+
+    async def _no_use_of_hubs(self, body: Submit, trainers: int) -> str | None:
+        """Why a hub cannot be in the job, or is not taken by itself (H1); None: it can."""
+        if body.engine != "mesh" or body.restarts_max is not None or body.independent:
+            return "nothing passes the daemons' rounds: without --engine torchrun, --restart and --independent it does"
+        if not await asyncio.to_thread(calls_prepare, Path(body.root) / body.script):
+            return f"{body.script} does not call mt.prepare: what it exchanges is between learners"
+        if trainers < 2 and not body.on:
+            return "one laptop trains alone: --on with both names takes the hub in, which keeps the state then"
+        if body.topology is not None and not body.on:
+            return f"--topology {body.topology} was typed: --on with all names takes it in"
+        try:
+            collective_for(codec_of(self._sync_of(body), body.codec), "star")
+        except ValueError:
+            return "the codec goes over no star" if body.topology is None else None
+        return None
+
+    def _sync_of(self, body: Submit) -> SyncSettings:
+        return check_settings(body, unequal_peers=False)
 
     async def _start(self, spec: JobSpec, generation: Generation) -> None:
         try:
@@ -149,7 +192,13 @@ class Submission:
             files_ref, data_ref = await ingest_all(body, node, owner, emit)
         except BlobError as error:
             raise RequestFailed(f"{node.name}: {error}") from error
-        return make_spec(body, sync, node.device, files_ref, data_ref, resumed)
+        topology = hub_topology(body, members)
+        spec = make_spec(body, sync, node.device, files_ref, data_ref, resumed)
+        if topology is None:
+            return spec
+        hubs = len([member for member in members if member.hub])
+        peers_max = None if body.peers_max is None else min(body.peers_max + hubs, limits.MEMBERS_MAX)
+        return spec.model_copy(update={"topology": topology, "by_hubs": True, "peers_max": peers_max})
 
     async def _check_packages(self, body: Submit, members: tuple[Member, ...], notes: list[str]) -> None:
         """Sees to it, before anything is shipped, that no script ends at its imports.
@@ -157,6 +206,7 @@ class Submission:
         Raises RequestFailed, which names for each member what its script would not find.
         """
         self._emit(SubmitProgress(text="looking for the script's packages"))
+        members = tuple(member for member in members if not member.hub)
         found = await asyncio.gather(*(self._lacking(body, member) for member in members))
         known = await asyncio.to_thread(packages_distributions)
         wanted: dict[str, None] = {}
@@ -189,11 +239,18 @@ class Submission:
 
     def _settings(self, body: Submit, members: tuple[Member, ...], notes: list[str]) -> SyncSettings:
         """Reads what was typed, and adds to the notes what the person should know. Raises RequestFailed."""
-        cores = {self._cores(member) for member in members}
+        cores = {self._cores(member) for member in members if not member.hub}
         sync = check_settings(body, unequal_peers=len(cores) > 1 and body.engine == "mesh")
         if body.engine == "torchrun":
             return sync
-        collective = collective_for(codec_of(sync, body.codec), body.topology)
+        topology = hub_topology(body, members)
+        collective = collective_for(codec_of(sync, body.codec), topology or body.topology)
+        if topology is not None:
+            names = " and ".join(member.name for member in members if member.hub)
+            notes.append(
+                f"the laptops send to the hub {names}, and it sends the mean back (--topology {topology}), which takes "
+                "least air where it is on a cable. Between laptops that are on a switch, too, --topology ring is faster"
+            )
         check_ranks(collective.topology, members, body.peers_max)
         if (note := cost_note(collective, len(members))) is not None:
             notes.append(note)
@@ -210,13 +267,15 @@ class Submission:
         """The specification of the job as it was. `members`: of now, whom its topology may name by other ranks; None
         where they have those of before."""
         resumed = await self._bring(body.resume, owner, notes)
-        if members is not None and resumed.spec.topology is not None:
+        if members is not None and resumed.spec.topology is not None and not resumed.spec.by_hubs:
             topology = topology_of(resumed.spec.topology)
             ranks = check_ranks(topology, members, body.peers_max)
             if topology.named:
                 notes.append(f"--topology {topology}, as before: now {ranks} (others: --on, in the order of ranks)")
         await CheckpointSearch(self._node, owner, self._emit).bring_files(resumed.spec, resumed.source)
         spec = spec_again(resumed.spec, resumed.point, self._node.device)
+        if members is not None and spec.by_hubs:
+            spec = spec.model_copy(update={"topology": topology_at(members), "by_hubs": any(m.hub for m in members)})
         return spec if body.peers is None else spec.model_copy(update={"peers_max": body.peers_max})
 
     async def _from_start(self, owner: str, generation: Generation) -> JobSpec:
@@ -366,6 +425,17 @@ class Submission:
         if link is None:
             raise RequestFailed(f"lost {member.name} before the job began")
         return link.connection
+
+
+def topology_at(members: Sequence[Member]) -> str | None:
+    """At the hubs among these members: a star at one, equal shards on several. None: there is no hub."""
+    hubs = [str(rank) for rank, member in enumerate(members) if member.hub]
+    return None if not hubs else f"{'star' if len(hubs) == 1 else 'sharded'}:{','.join(hubs)}"
+
+
+def hub_topology(body: Submit, members: Sequence[Member]) -> str | None:
+    """By which a job goes that has hubs, where nobody has typed another one; None: it has none, or somebody has."""
+    return topology_at(members) if body.topology is None else None
 
 
 def check_ranks(topology: Topology, members: tuple[Member, ...], peers_max: int | None) -> str:

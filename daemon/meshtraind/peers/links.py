@@ -28,6 +28,7 @@ from meshwire.discovery.addressbook import AddressBook, Dial, Source
 from meshwire.frames.header import Header, versions_differ
 from meshwire.message_base import Wire
 from meshwire.messages.envelope import Done
+from meshwire.messages.job import Member
 from meshwire.messages.link import Addresses, Heartbeat, Hello, KnownPeer
 from meshwire.text import printable
 from meshwire.timeouts import Timeouts
@@ -68,6 +69,12 @@ class Link:
     rtt_s: float | None = None
     round_trips_s: tuple[float, ...] = ()
     told: tuple[KnownPeer, ...] = ()
+
+    @property
+    def member(self) -> Member:
+        """The daemon at its other end as a member of a job (G1)."""
+        hello = self.hello
+        return Member(device=self.device, incarnation=hello.incarnation, name=hello.name, hub=hello.hub)
 
 
 class LinkUser(Handler, Protocol):

@@ -382,4 +382,5 @@ def _linked(link: Link) -> PeerSummary:
         software=link.hello.software,
         cores=link.hello.cores,
         memory_bytes=link.hello.memory_bytes,
+        hub=link.hello.hub,
     )

@@ -36,6 +36,7 @@ class Node:
         software: asked for when needed, because finding torch's version takes a moment.
         patience_s: silence after which a peer is lost; the user's one setting of time.
         settings: how much of this machine may be taken.
+        hub: it runs no learner, as its owner has said (H1).
     """
 
     device: str
@@ -49,11 +50,12 @@ class Node:
     software: Software
     patience_s: float
     settings: LiveSettings
+    hub: bool = False
 
     @property
     def member(self) -> Member:
         """This daemon as a member of a job (G1)."""
-        return Member(device=self.device, incarnation=self.incarnation, name=self.name)
+        return Member(device=self.device, incarnation=self.incarnation, name=self.name, hub=self.hub)
 
     def job_folder(self, job: str) -> Path:
         """The folder of a job: DATA/jobs/ID."""

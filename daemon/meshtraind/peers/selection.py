@@ -63,11 +63,31 @@ def _is_link(one: str, other: str, linked: Mapping[str, Collection[str]]) -> boo
 
 
 async def devices_together(node: Node) -> tuple[str, ...]:
-    """The devices that `submit` takes where nobody is named: with torch, and all linked with each other."""
+    """The devices that `submit` takes to train where nobody is named: with torch, and all linked with each other."""
+    able = [device for device, (member, software) in _devices(node).items() if _trains(member, software)]
+    return linked_together(able, await ask_who_is_linked(node))[0]
+
+
+def _devices(node: Node) -> dict[str, tuple[Member, Software]]:
+    """This one, then those that are linked, by name."""
     links = sorted(node.links.values(), key=lambda link: link.hello.name)
-    with_torch = [(node.device, node.software), *((link.device, link.hello.software) for link in links)]
-    devices = [device for device, software in with_torch if software.torch is not None]
-    return linked_together(devices, await ask_who_is_linked(node))[0]
+    return {node.device: (node.member, node.software)} | {
+        link.device: (link.member, link.hello.software) for link in links
+    }
+
+
+def _trains(member: Member, software: Software) -> bool:
+    return software.torch is not None and not member.hub
+
+
+def hubs_for(node: Node, members: Sequence[Member], linked: Mapping[str, Collection[str]]) -> tuple[Member, ...]:
+    """The hubs that could be in a job beside these members: they are linked with all of them, and with each other."""
+    hubs = [member for member, _ in _devices(node).values() if member.hub and member not in members]
+    chosen: list[Member] = []
+    for hub in hubs:
+        if all(_is_link(hub.device, other.device, linked) for other in (*members, *chosen)):
+            chosen.append(hub)
+    return tuple(chosen)
 
 
 def absences(away: Mapping[str, str], unlinkable: Mapping[str, str]) -> list[str]:
@@ -94,17 +114,14 @@ def choose_members(
     count_max: int | None,
     linked: Mapping[str, Collection[str]],
 ) -> tuple[tuple[Member, ...], list[str]]:
-    """The members, in ring order, and notes for the person. Raises RequestFailed naming who cannot take part.
+    """The members in order, hubs last, and notes for the person. Raises RequestFailed naming who cannot take part.
 
     Args:
         on: exactly these, by names or ids; empty: all that are linked with each other, or as many as the counts say.
-        count: how many; with `count_max` at least so many, and at most that.
+        count: how many that train; with `count_max` at least so many, and at most that.
         linked: with whom each of them has a link.
     """
-    devices = {node.device: (node.member, node.software)}
-    for device, link in sorted(node.links.items(), key=lambda item: item[1].hello.name):
-        member = Member(device=device, incarnation=link.hello.incarnation, name=link.hello.name)
-        devices[device] = (member, link.hello.software)
+    devices = _devices(node)
     wanted = tuple(on)
     notes: list[str] = []
     if wanted:
@@ -114,8 +131,9 @@ def choose_members(
         _, left_out = linked_together(chosen, linked)
         if left_out:
             raise RequestFailed("--on: " + "; ".join(_unlinked_notes(devices, linked, left_out)))
+        chosen.sort(key=lambda device: devices[device][0].hub)  # the scripts' ranks begin at 0
     else:
-        with_torch = [device for device, (_, software) in devices.items() if software.torch is not None]
+        with_torch = [device for device, (member, software) in devices.items() if _trains(member, software)]
         together, left_out = linked_together(with_torch, linked)
         chosen, notes = list(together), _unlinked_notes(devices, linked, left_out)
         if count is not None:
@@ -128,9 +146,16 @@ def choose_members(
             chosen = chosen[: count_max or count]
     for device in chosen:
         member, software = devices[device]
+        if member.hub:
+            continue
         if software.torch is None:
-            raise RequestFailed(f"{member.name} has no torch: run `pip install '.[torch]'` there, or leave it out")
+            raise RequestFailed(
+                f"{member.name} has no torch: run `pip install '.[torch]'` there, leave it out, or let it be a hub: "
+                "meshtrain down, then meshtrain up --hub, there"
+            )
         notes += _differences(devices[chosen[0]], (member, software))
+    if chosen and devices[chosen[0]][0].hub:
+        raise RequestFailed("--on names hubs alone, which train nothing: name a laptop, too")
     if not chosen:
         raise RequestFailed("no linked device has torch: run `pip install '.[torch]'` on at least one")
     if len(chosen) > limits.MEMBERS_MAX:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from meshtraind.recovery.state_requests import StateRequests
 from meshtraind.rounds.history import Entry
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.runtime.threads import Check, in_thread
@@ -20,6 +19,7 @@ from meshwire.jobs.checkpoint_schedule import CheckpointTurn, schedule_of
 from meshwire.jobs.files import human_bytes
 from meshwire.messages.generation import Model
 from meshwire.messages.job import Generation
+from meshwire.messages.learner import LearnerSaved
 from meshwire.messages.link import Software
 
 if TYPE_CHECKING:
@@ -48,6 +48,25 @@ class CheckpointShelf(Protocol):
         self, number: int, facts: CheckpointFacts, units: int, check: Check, *, given_up: bool = False
     ) -> Checkpoint:
         """Makes what was written a checkpoint; the oldest is deleted. Raises CheckpointError."""
+
+
+class StateSource(Protocol):
+    """Whoever can be asked for the base of a round that is still to come: this device's learner (`StateRequests`), or,
+    for a hub, that of another member (`HubStates`)."""
+
+    @property
+    def each_slot(self) -> bool:
+        """Whether it saves in every slot of the schedule, and not in its turn alone."""
+
+    async def save(self, after_round: int, folder: Path, timeout_s: float | None = None) -> LearnerSaved:
+        """After which round the state is that `folder` gets: `after_round`, or a later one. Raises RequestFailed."""
+
+    async def bring(self, chain: bytes, folder: Path) -> None:
+        """Puts it there, if it does not lie there yet, and checks that it is of the history with this chain hash.
+
+        Raises:
+            RequestFailed: it is not, or cannot be had.
+        """
 
 
 @dataclass(frozen=True)
@@ -84,7 +103,7 @@ class Checkpointer:
         job: Job,
         store: CheckpointShelf,
         software: Software,
-        saving: StateRequests,
+        saving: StateSource,
         tasks: TaskSet,
         model: Callable[[], Model],
     ) -> None:
@@ -99,7 +118,8 @@ class Checkpointer:
         self._number = 0
         self._after: int | None = None  # the round that the learner was asked for
         self._task: asyncio.Task[None] | None = None  # that writes, or wrote, the newest one
-        self._passed: dict[int, tuple[Entry, Generation]] = {}  # the rounds since
+        self._passed: dict[int, tuple[Entry, Generation]] = {}  # the rounds since, until the state's one is known
+        self._noting = False
         self.newest: Checkpoint | None = None
 
     def round_complete(self, rounds: "Rounds", round_: int) -> None:
@@ -112,11 +132,11 @@ class Checkpointer:
         age_s = time.time() - self._job.spec.created_at_s
         if self._turn is None:
             before = self._schedule.slot(round_ - 1 + ahead, age_s)
-            self._turn = CheckpointTurn(self._schedule, self._job.rank, before)
+            self._turn = CheckpointTurn(self._schedule, self._job.rank, before, always=self._saving.each_slot)
         due = self._turn.due(round_ + ahead, age_s, generation.learning)
         if due and self._after is None and not rounds.finished:
             self._begin(rounds, round_ + ahead)
-        if self._after is not None and round_ >= self._after:
+        if self._noting and self._after is not None and round_ >= self._after:
             self._passed[round_] = rounds.entry(), generation
 
     async def before_the_end(self, rounds: "Rounds") -> None:
@@ -171,6 +191,7 @@ class Checkpointer:
 
     def _begin(self, rounds: "Rounds", after_round: int) -> None:
         self._after = after_round
+        self._noting = True
         self._task = self._tasks.spawn(self._save(rounds, after_round), f"checkpoint after round {after_round}")
 
     def forget(self, above: int = -1) -> None:
@@ -200,7 +221,10 @@ class Checkpointer:
             saved = await self._saving.save(after_round, folder)
             await self._until_committed(rounds, saved.round)
             entry, generation = self._passed[saved.round]
+            self._noting = False
+            self._passed.clear()
             facts = self._facts(rounds, entry, generation)
+            await self._saving.bring(entry.chain, folder)
         except BaseException:
             await in_thread(lambda _: store.abandon(number))
             raise

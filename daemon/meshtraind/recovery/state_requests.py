@@ -23,6 +23,8 @@ class StateKeeper(Protocol):
 class StateRequests:
     """Asks the learners of one job, one after the other, for their states. Several may be asked for at once."""
 
+    each_slot = False  # members save in turns
+
     def __init__(self, learner: StateKeeper) -> None:
         self._learner = learner
         self._number = 0
@@ -56,6 +58,9 @@ class StateRequests:
         if saved.error is not None:
             raise RequestFailed(saved.error)
         return saved
+
+    async def bring(self, chain: bytes, folder: Path) -> None:
+        """Nothing is to be done: the learner's files lie there when it has answered."""
 
     def saved(self, body: LearnerSaved) -> None:
         """The learner has written its state, or could not."""

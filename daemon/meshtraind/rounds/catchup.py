@@ -142,14 +142,17 @@ async def _fetch_bytes(area: memoryview, served: ServedRound, source: Messenger,
         area[offset : offset + size_bytes] = reply.data
 
 
-async def fetch_beginning(source: Messenger, job: str, enter: Enter) -> Beginning:
-    """What a member needs to take part from the cut on. Raises RequestFailed, ConnectionEnded, TimeoutError."""
+async def fetch_beginning(source: Messenger, job: str, enter: Enter, *, from_start: bool = False) -> Beginning:
+    """What a member needs to take part from the cut on. `from_start`: that is where the job begins.
+
+    Raises RequestFailed, ConnectionEnded, TimeoutError.
+    """
     model = await source.request(AskModel(job=job), timeout_s=REQUEST_TIMEOUT_S, name="the job's model")
     asked = CatchUp(job=job, generation=enter.generation, complete=None, cut=enter.cut)
     reply = await source.request(asked, timeout_s=REQUEST_TIMEOUT_S, name="the deal of samples")
     if not isinstance(model, Model) or not isinstance(reply, CaughtUp):
         raise RequestFailed(f"the source answered with {type(model).__name__} and {type(reply).__name__}")
-    anew = enter.way == "back" or bool(enter.awaited)
+    anew = enter.way == "back" or bool(enter.awaited) or from_start
     entry = Entry(enter.cut, enter.chain, reply.seen, reply.deal, enter.counted, enter.learning, anew)
     return Beginning(model, reply.samples, entry, reply.barrier, reply.path)
 

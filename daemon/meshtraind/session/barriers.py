@@ -39,8 +39,16 @@ class Barriers:
             if sum(rank == message.rank for _, rank in self._inside) >= limits.BARRIERS_OPEN_MAX:
                 return f"rank {message.rank} is in more than {limits.BARRIERS_OPEN_MAX} barriers"
             self._inside[message.number, message.rank] = message.round
+            if self._of.members[self._of.rank].hub:
+                self._note_passed(message.number)
         self.wake()
         return None
+
+    def _note_passed(self, number: int) -> None:
+        """Where no learner of this device's waits: that all who compute have entered it."""
+        if all((number, rank) in self._inside for rank in self._of.counted):
+            self.passed = max(self.passed, number)
+            self._inside = {key: reached for key, reached in self._inside.items() if key[0] > number}
 
     def wake(self) -> None:
         """Something changed; waits look again."""

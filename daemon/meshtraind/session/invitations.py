@@ -67,7 +67,8 @@ class Inviter:
             if generation is not None and rounds is not None and has_begun and self._job.state is JobState.RUNNING:
                 if rounds.sample_space is not None:
                     self._limit(rounds.sample_space)
-                links = {device: link.hello.incarnation for device, link in self._node.links.items()}
+                able = {device: link for device, link in self._node.links.items() if not link.hello.hub}
+                links = {device: link.hello.incarnation for device, link in able.items()}
                 for device in self._invitations.due(generation, links, loop.time()):
                     self._tasks.spawn(self._ask(device, generation), f"invite {device[:8]}")
                 self._tell(generation)

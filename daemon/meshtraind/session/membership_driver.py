@@ -89,6 +89,10 @@ class Lifetime(Protocol):
     def name(self) -> str:
         """What the device is called, for people."""
 
+    @property
+    def hub(self) -> bool:
+        """It runs no learner (H1)."""
+
 
 class MemberLink(Protocol[M_co]):
     """A device that can be talked to now. `meshtraind.peers.links.Link` is one."""
@@ -559,7 +563,7 @@ class MembershipDriver(Generic[M]):
         if crossing is not None:
             crossing.fence()
             standing = crossing.standing()
-        elif self._host.founding and self._job.generation is not None:
+        elif self._host.founding and self._job.generation is not None and not self._node.member.hub:
             begins, of_now = self._host.beginning, self._job.generation.hash64()
             chains = (begins.chain,)
             standing = Standing(generation=of_now, number=0, complete=begins.round, chains=chains, samples=0, linked=())
@@ -581,6 +585,9 @@ class MembershipDriver(Generic[M]):
             self._host.begin_anew(effect.generation)
             self._take(CaughtUpToCut())
             return
+        if effect.enter.awaited and self._node.member.hub:  # there is no model yet: it comes with the learners (H2)
+            self._take(CaughtUpToCut())
+            return
         if effect.device == self._node.device:
             self._go_back_to_own(effect)
             return
@@ -588,7 +595,8 @@ class MembershipDriver(Generic[M]):
             rounds = self._host.rounds
             try:
                 if effect.reload or rounds is None:
-                    beginning = await fetch_beginning(link.connection, job, effect.enter)
+                    from_start = self._node.member.hub and self._host.beginning.is_cut_of(effect.enter)
+                    beginning = await fetch_beginning(link.connection, job, effect.enter, from_start=from_start)
                     self._begin_loading(effect, beginning)
                 else:
                     await fetch_rounds(rounds, link.connection, job, effect.enter)
@@ -652,7 +660,7 @@ class MembershipDriver(Generic[M]):
         self._path.entered(generation, enter.cut, rounds.history_samples if rounds is not None else 0)
         fenced_s = 0.0 if self._fenced_at_s is None else self._loop.time() - self._fenced_at_s
         members = ", ".join(
-            member.name + ("" if rank in generation.learning else " (loading)")
+            member.name + ("" if rank in generation.learning else " (hub)" if member.hub else " (loading)")
             for rank, member in generation.live.items()
         )
         log.info(
@@ -707,6 +715,6 @@ def _first_enter(generation: Generation, beginning: JobBeginning) -> Enter:
         source=generation.ranks[0],
         complete=tuple((rank, beginning.round) for rank in generation.ranks),
         reload=(),
-        awaited=generation.ranks,
-        giver=generation.ranks[0],
+        awaited=generation.trainers,
+        giver=min(generation.trainers, default=0),
     )

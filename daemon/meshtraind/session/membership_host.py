@@ -436,6 +436,10 @@ class MembershipHost(Generic[C]):
         rounds, comes, failed = self.rounds, self._keeper.learner_comes, self._keeper.learner_failed
         if self._job.spec.restarts_max is not None:  # a script can always be begun again from its own checkpoint
             return Holding(loads_after=self.beginning.round, prepared=False)
+        if self._node.member.hub:  # H3: what it has saved, and nothing that would take a learner
+            newest = self._checkpointing.newest
+            saved = None if newest is None else (newest.round, bytes.fromhex(newest.manifest.chain))
+            return Holding(state=self._donor.newest_round(), saved=saved if rounds is not None else None)
         if rounds is None and self._begun:
             return Holding(loads_after=0 if comes else None, failed=failed)
         newest, has_base = self._checkpointing.newest, comes and self._learner.has_base
@@ -549,7 +553,7 @@ class MembershipHost(Generic[C]):
                 generations.begun()
                 if self.rounds is None:
                     generations.step_out("its learner had not prepared when the others began")
-            elif self._keeper.learner_given_up:
+            elif self._keeper.learner_given_up and not self._node.member.hub:
                 generations.step_out("its learner has ended before round 1")
             elif self._learner.ready:
                 generations.wish("learn")  # it was void, where another state is to be given

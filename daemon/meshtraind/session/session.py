@@ -12,6 +12,7 @@ from meshtraind.peers.node import Node
 from meshtraind.process_group.pulse import Pulse
 from meshtraind.process_group.relay import GroupRelay
 from meshtraind.recovery.checkpointer import Checkpointer
+from meshtraind.recovery.hub_states import HubStates
 from meshtraind.recovery.state_donor import StateDonor
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session.barriers import Barriers
@@ -39,7 +40,10 @@ from meshwire.messages.learner import LearnerHash, LearnerWelcome
 from meshwire.timeouts import Timeouts
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from meshtraind.rounds.driver import Rounds
+    from meshtraind.transport.messenger import Messenger
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +90,7 @@ class JobSession:
         self._node = node
         self.job = job
         if generation is not None:
-            job.take(generation, generation.ranks)
+            job.take(generation, generation.trainers)
         self._number = job_number(job.spec.job)
         self._links = links
         self._dropping_out = False  # after an internal error
@@ -103,8 +107,9 @@ class JobSession:
         self.maker = RoundsFactory(job, links, rtt_s, Timeouts(patience_s=node.patience_s).stall_s)
         self.learner = LearnerHandler(job, self._barriers, self._metrics, self, self._tasks)
         store = CheckpointStore(job.folder, job.spec.job, CheckpointSchedule.keep)
-        checkpointing = Checkpointer(job, store, node.software, self.learner.states, self._tasks, self._model)
         states = StateFiles(job.spec.job, job.folder / STATE, node.blobs)
+        saving = HubStates(job.spec.job, self, states) if node.member.hub else self.learner.states
+        checkpointing = Checkpointer(job, store, node.software, saving, self._tasks, self._model)
         self._donor = StateDonor(job, states, self.learner, checkpointing, self._tasks)
         recorder = MembershipRecorder(membership_trace(job.folder)) if job.spec.trace else None
         place = JobPlace(node, job, links, rtt_s, self._tasks, states, recorder)
@@ -115,6 +120,9 @@ class JobSession:
         self.members = MemberHandler(job, self._barriers, self.passage, self)
         job.on_odd = self._replicas_differ
         self.closed = asyncio.Event()
+        if node.member.hub:
+            self._learners.given_up = True
+            self._metrics.part = "hub"
 
     # Life
 
@@ -125,13 +133,20 @@ class JobSession:
             self.worlds.found(self.job.generation)
         self.passage.begin_with_all()
         self._invite()
-        self._tasks.spawn(self._run(self._learners.run), "learner")
+        self._begin_script()
         self._tasks.spawn(self._report_regularly(), "report")
         self._tasks.spawn(self._watch_group(), "watch the process group")
 
     def _invite(self) -> None:
         if self._inviting is not None:
             self._tasks.spawn(self._inviting.run(), "invite")
+
+    def _begin_script(self) -> None:
+        """Starts the first process; on a hub none ever runs (H1)."""
+        if self._node.member.hub:
+            self.job.advance(JobEvent.LEARNER_STARTED)
+        else:
+            self._tasks.spawn(self._run(self._learners.run), "learner")
 
     @property
     def guests(self) -> tuple[str, ...]:
@@ -141,6 +156,8 @@ class JobSession:
     async def come_back(self) -> None:
         """Asks to be taken into the job, with which others have gone on; the learner follows then."""
         self.job.advance(JobEvent.START)
+        if self._node.member.hub:
+            self.job.advance(JobEvent.LEARNER_STARTED)
         self._tasks.spawn(self._report_regularly(), "report")
         self._tasks.spawn(self._watch_group(), "watch the process group")
         self._invite()
@@ -341,7 +358,8 @@ class JobSession:
         process group, or on a device that trains by itself.
         """
         job, learners = self.job, self._learners
-        can = job.state is JobState.RUNNING and not self.passage.founding and not self.group.used
+        may = not self._node.member.hub and job.state is JobState.RUNNING
+        can = may and not self.passage.founding and not self.group.used
         begun = learners.rests is not None or (self.rounds is not None and self.rounds.complete > 0)
         if can and begun and why is not None and not job.spec.independent:
             if learners.rests is None and why != self._cannot_rest:
@@ -372,8 +390,8 @@ class JobSession:
             await self._learners.kill()
 
     def begin_learner(self) -> None:
-        """Starts a process, and ends the one that runs."""
-        if self._learners.hopeless:
+        """Starts a process, and ends the one that runs; on a hub there is none."""
+        if self._learners.hopeless or self._node.member.hub:
             return
         if self.job.state in (JobState.STARTING, JobState.RUNNING):  # else its script has ended
             self._learners.run += 1
@@ -423,7 +441,10 @@ class JobSession:
         again from what lies on their disks (J5)."""
         if self.job.ending:
             return
-        log.warning("job %s: no device has its state any more: it begins again from what was saved", self.job.spec.job)
+        why = "no device has its state any more: it begins again from what was saved"
+        if self._node.member.hub:
+            why = "no laptop is left: it goes on from what was saved here, when one comes"
+        log.warning("job %s: %s", self.job.spec.job, why)
         self.job.lies_down = True
         self.job.remember()
         self._barriers.wake()
@@ -495,7 +516,7 @@ class JobSession:
     async def _watch_given_up(self, why: str) -> None:
         """Where all scripts fail at the same moment before round 1, all may step out, and nobody is left to say so."""
         job, links = self.job, self._node.links
-        others = [(rank, member.device) for rank, member in enumerate(job.members) if rank != job.rank]
+        others = [(rank, one.device) for rank, one in enumerate(job.members) if rank != job.rank and not one.hub]
         while self.learner_given_up and not job.ending:
             await asyncio.sleep(self._node.patience_s)
             parts = [job.reports[rank].part for rank, device in others if rank in job.reports and device in links]
@@ -508,6 +529,11 @@ class JobSession:
         that it goes on: it has nothing to lose by that."""
         job, generations = self.job, self.passage.generations
         over = self._failed_elsewhere.keys() | self._lying
+        if self._node.member.hub and over and not job.ending and not self._lying:
+            trainers = {rank for rank, member in enumerate(job.members) if not member.hub}
+            if trainers <= over:  # nobody is left for whom it could keep the state
+                self.end("failed", next(iter(self._failed_elsewhere.values())), now=True, tell=False)
+                return
         if job.ending or not over or generations is None or not self.passage.is_out:
             return
         ranks = {rank: member.device for rank, member in enumerate(job.members) if rank not in {job.rank, *over}}
@@ -657,6 +683,11 @@ class JobSession:
     def _model(self) -> Model:
         """What is trained, once there are rounds."""
         return self.passage.model()
+
+    @property
+    def donors(self) -> "Sequence[Messenger]":
+        """The way to the members whose learners compute."""
+        return self.passage.computing
 
     @property
     def rounds(self) -> "Rounds | None":

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from meshtraind.runtime.open_below import read_below
-from meshtraind.runtime.threads import in_thread
+from meshtraind.runtime.threads import Check, in_thread
 from meshtraind.storage.blob_writer import BlobDamagedError, BlobError, explained, seal
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.checkpoint_store import Checkpoint
@@ -145,6 +145,16 @@ def lay_out(units: Mapping[int, BlobRef], folder: Path, store: BlobStore) -> Non
                 shutil.copyfile(store.blob_path(blob.sha256), path)
 
 
+def _move(source: Path, units: int, target: Path, check: Check) -> None:
+    """Copied, for the same bytes may have another name in the store of blobs, which nobody may write to. Blocking."""
+    for unit in range(units):
+        check()
+        path = source / unit_file(unit)
+        with explained("write", target):
+            shutil.copyfile(path, target / unit_file(unit))
+            path.unlink()
+
+
 class _Progress:
     def __init__(self, total_bytes: int, donor: str, emit: Emit) -> None:
         self.total_bytes = total_bytes
@@ -205,6 +215,10 @@ class StateFiles:
     async def fetch(self, units: Mapping[int, BlobRef], donor: Messenger, emit: Emit, pace: Pace) -> None:
         """Gets a state that the donor lends, for the own learner: as `fetch_state`."""
         await fetch_state(units, donor, self._job, self._store, self.folder, emit, pace)
+
+    async def move(self, units: int, folder: Path) -> None:
+        """Puts so many units that were fetched into another folder, as files of its own. Raises BlobError."""
+        await in_thread(lambda check: _move(self.folder, units, folder, check))
 
     async def lay_out(self, units: Mapping[int, BlobRef]) -> None:
         """Puts a state that lies here already where the learner reads it. Raises BlobError."""

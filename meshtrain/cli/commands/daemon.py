@@ -41,6 +41,10 @@ LOCK = Path("run", "lock")  # below the data folder: held by the daemon, whose p
 LOG_NAME = "daemon.log"
 LOG_TAIL_BYTES = 4 * limits.KIB
 LOG_TAIL_LINES = 15
+NO_TORCH = (
+    "warning: there is no torch here, so no job runs on this device: pip install '.[torch]', and meshtrain down, up; "
+    "or let it be a hub, which sums for the others and keeps their state: meshtrain down, meshtrain up --hub"
+)
 
 
 @reported
@@ -89,12 +93,21 @@ def up(
             help="Where `meshtrain dashboard` finds its page, on this machine alone; else any free port. off: nowhere.",
         ),
     ] = None,
+    hub: Annotated[
+        bool,
+        typer.Option(
+            "--hub",
+            help="Train nothing here, and need no torch: sum what the laptops send, keep the jobs' state. For a NAS or "
+            "a small computer on a cable.",
+        ),
+    ] = False,
     data_dir: DataDir = None,
 ) -> None:
     """Start the daemon in the background. It finds paired devices, and runs jobs that they submit."""
     folder = data_folder(data_dir)
     options = _options(name, listen, interface or (), peer or (), patience)
     options += [f"--dashboard={dashboard_port}"] if dashboard_port is not None else []
+    options += ["--hub"] if hub else []
     running = _status(folder)
     if running is not None:
         print(f"{printable(running.name)} ({running.device[:ID_CHARS]}) is already up, on {printable(running.listen)}")
@@ -107,9 +120,14 @@ def up(
         return
     options += [f"--introductions={introductions.value}"] if introductions is not None else []
     status = _start(folder, options)
-    print(f"{printable(status.name)} ({status.device[:ID_CHARS]}) is up, on {printable(status.listen)}", flush=True)
+    role = ", a hub" if status.hub else ""
+    print(
+        f"{printable(status.name)} ({status.device[:ID_CHARS]}) is up{role}, on {printable(status.listen)}", flush=True
+    )
     for warning in status.warnings:
         say(f"warning: {printable_lines(warning)}", style="yellow")
+    if status.software.torch is None and not status.hub:
+        say(NO_TORCH, style="yellow")
     if status.peers_paired:
         say("Next: meshtrain peers")
     else:

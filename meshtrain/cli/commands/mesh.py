@@ -81,13 +81,14 @@ def status(
     if json:
         print_json(plain(reply))
         return
-    print(f"{printable(reply.name)} ({reply.device[:ID_CHARS]}) is up for {human_seconds(reply.up_s)}")
+    role = ", a hub" if reply.hub else ""
+    print(f"{printable(reply.name)} ({reply.device[:ID_CHARS]}){role} is up for {human_seconds(reply.up_s)}")
     print(f"  listens   {printable(reply.listen)}")
     print(f"  peers     {reply.peers_linked} linked of {reply.peers_paired} paired")
     if verbose or reply.introductions is not IntroductionPolicy.ACCEPT:
         print(f"  joining   {INTRODUCTIONS[reply.introductions]} (up --introductions {reply.introductions})")
     print(f"  jobs      {reply.jobs_running} running")
-    print(f"  software  {_software(reply.software)}")
+    print(f"  software  {_software(reply.software, hub=reply.hub)}")
     print(f"  data      {printable(reply.data_dir)} (pid {reply.pid})")
     if verbose:
         _print_timeouts(reply)
@@ -152,9 +153,10 @@ def _print_links(status: Status) -> None:
         print(f"  link      {printable(link.name)}: {rate}; {sent} of gradients sent, {spared} spared by LZ4")
 
 
-def _software(software: Software) -> str:
-    torch = f"torch {software.torch}" if software.torch is not None else "no torch (a hub)"
-    return printable(f"meshtrain {software.meshtrain}, Python {software.python}, {torch}, {software.system}")
+def _software(software: Software, *, hub: bool) -> str:
+    torch = f"torch {software.torch}" if software.torch is not None else "no torch"
+    role = ", a hub" if hub else ""
+    return printable(f"meshtrain {software.meshtrain}, Python {software.python}, {torch}, {software.system}{role}")
 
 
 @reported
@@ -189,7 +191,9 @@ def peers(
         )
         if verbose:
             print()
-            known = [(printable(peer.name), _software(peer.software)) for peer in reply.peers if peer.software]
+            known = [
+                (printable(peer.name), _software(peer.software, hub=peer.hub)) for peer in reply.peers if peer.software
+            ]
             print_table(("NAME", "SOFTWARE"), known, "SOFTWARE")
         if verbose or measure:
             print_links(reply.peers, time.time())
@@ -211,7 +215,7 @@ def _peer_row(peer: PeerSummary) -> tuple[str, ...]:
     return (
         printable(peer.name),
         peer.device[:ID_CHARS],
-        peer.state,
+        f"{peer.state}, a hub" if peer.hub else peer.state,
         "-" if peer.state == "seen" else "a code" if peer.added_by is None else printable(peer.added_by),
         printable(peer.address or "-"),
         "-" if peer.rtt_s is None else f"{peer.rtt_s * 1000:.1f} ms",

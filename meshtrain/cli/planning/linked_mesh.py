@@ -63,11 +63,13 @@ def find_mesh(data_dir: Path | None, measure: bool, stages: Stages, *, one_machi
                 "a job runs on this device: it and what is measured here would slow each other",
                 "meshtrain jobs, and meshtrain plan when it has ended",
             )
+        if status.hub:
+            raise CliError("this device is a hub, which trains nothing", "meshtrain plan, on a laptop")
         if status.software.torch is None:
             raise CliError("this device has no torch", "pip install '.[torch]', or plan on another laptop")
         stages.show("asking who is linked with whom")
         together = ask(client, AskTogether(), LinkedDevices, name="who is linked with whom").devices
-        linked = [peer for peer in _peers(client) if peer.state == "linked"]
+        linked = [peer for peer in _peers(client) if peer.state == "linked" and not peer.hub]
         wanted = [peer.device for peer in linked if peer.device in together]
         if not wanted:
             raise NobodyLinked(*_nobody(linked))

@@ -61,7 +61,7 @@ def start_engine(
     """
     spec, tensors = welcome.spec, prepared.tensors
     sync = spec.sync
-    coefficient = own_coefficient(sync.own, len(welcome.members)) if sync.staleness else 0.0
+    coefficient = own_coefficient(sync.own, sum(not one.hub for one in welcome.members)) if sync.staleness else 0.0
     codec = parse_codec(spec.codec)
     plan = plan_buckets(tensors.manifest, spec.bucket_bytes, codec)
     slots = SharedSlots(environment.memory_fd, plan, sync.staleness)

@@ -70,12 +70,14 @@ class CheckpointTurn:
 
     Args:
         slot: of the moment from which on it counts: nothing is saved in that slot.
+        always: it saves in each slot, beside those whose turn it is.
     """
 
-    def __init__(self, schedule: CheckpointSchedule, rank: int, slot: int) -> None:
+    def __init__(self, schedule: CheckpointSchedule, rank: int, slot: int, *, always: bool = False) -> None:
         self._schedule = schedule
         self._rank = rank
         self._slot = slot
+        self._always = always
 
     def due(self, round_: int, age_s: float, learning: Sequence[int]) -> bool:
         """Whether to save now; true once in each slot in which it is this member's turn. See `CheckpointSchedule`."""
@@ -83,4 +85,4 @@ class CheckpointTurn:
         if slot <= self._slot:
             return False
         self._slot = slot
-        return self._rank in self._schedule.writers(slot, learning)
+        return self._always or self._rank in self._schedule.writers(slot, learning)

@@ -133,6 +133,8 @@ def enter_message(
     bases = {rank for rank in kept.reload if standings[rank].generation is not None and standings[rank].holding.base}
     if way.way in ("lost", "failed") and bases:  # no base is given up for none (G4)
         way, kept = WayOn("on"), keep({rank: _alone(held, rank in bases) for rank, held in standings.items()}, proposer)
+    if not generation.trainers:
+        way = WayOn("lost")  # hubs train nothing: it begins again from their disks when somebody comes (H3)
     if generation.learning:
         way = WayOn("on")  # while a learner computes, the rounds go on; else it depends on what is left to load (J3)
     if way.source is not None and (saved := standings[way.source].holding.saved) is not None:

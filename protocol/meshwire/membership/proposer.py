@@ -16,7 +16,7 @@ from meshwire.membership.quorum import is_entitled, is_gone, newest_history, sti
 from meshwire.membership.requests import Kind
 from meshwire.membership.state import MembershipState
 from meshwire.messages.generation import Electorate, Enter, Standing, Where
-from meshwire.messages.job import Generation, Member
+from meshwire.messages.job import Generation, Member, without_hubs
 from meshwire.timeouts import BASE_S
 
 WISHES: Mapping[Kind, str] = MappingProxyType(
@@ -425,6 +425,10 @@ class Proposer:
         gone = {rank for rank, _ in state.gone(entered.members) if not state.links.holds(entered.members[rank])}
         if entered.provisional and {*entered.counted} & {*entered.ranks} - gone <= here:
             return now_s  # nobody is missed who was here when they went on
+        if not without_hubs(roll.members, roll.ranks):  # what hubs have is on their disks: it begins again from there
+            since_s = now_s if self._baseless_since_s is None else self._baseless_since_s
+            self.waiting += "; none of them is here, and a hub does not train"
+            return max(since_s + state.timeouts.missed_s, self._back_until_s)
         if not computes and not state.awaited and state.may_have_base:
             self.waiting += "; nobody who computes is here"
             return (now_s if self._baseless_since_s is None else self._baseless_since_s) + BASE_S
@@ -503,7 +507,7 @@ class Proposer:
             root, counted, gone = self._electorate(base, roll)
         elif not counted:
             still = tuple(rank for rank, incarnation in base.counted if _part(roll).get(rank) == incarnation)
-            counted = still or roll.ranks
+            counted = still or without_hubs(roll.members, roll.ranks) or roll.ranks
         return Generation(
             job=state.job,
             number=number,

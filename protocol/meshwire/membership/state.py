@@ -67,7 +67,7 @@ class MembershipState:
         self.samples = 0
         self.holding = Holding(base=generation is not None)  # of the history entered, as the shell said last
         # G9, at the job's beginning: whose learners are to begin together
-        self.awaited: tuple[int, ...] = () if generation is None or generation.learning else generation.ranks
+        self.awaited: tuple[int, ...] = () if generation is None or generation.learning else generation.trainers
         self.way = "on"  # as in the `Enter` of the generation entered
         self._went_on = generation  # the newest one entered that was not entered to wait for who has the base
         self.until_s: float | None = None  # the deadline of the present phase

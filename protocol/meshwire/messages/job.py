@@ -1,6 +1,6 @@
 """Messages between the daemons of one job: offer, files, generation, progress, end."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
@@ -92,6 +92,7 @@ class JobSpec(Wire):
     sync: SyncSettings
     codec: str
     topology: TopologyName | None = None  # None: the codec's usual one
+    by_hubs: bool = False  # `topology` is the one at the hubs among its members, and follows them when it is resumed
     masks: MaskSettings | None = None  # None: all weights are kept
     on_nan: Literal["stop", "skip"]
     seed: Annotated[int, Field(ge=0, lt=2**63)]
@@ -116,11 +117,17 @@ class Member(Wire):
     device: DeviceId
     incarnation: Int64
     name: Name
+    hub: bool = False  # it runs no learner: it sums, passes on and keeps the state (H1)
 
 
 def hash64_of(digest: bytes) -> int:
     """Of a generation with this digest, what its frames carry."""
     return int.from_bytes(digest[:8], "little")
+
+
+def without_hubs(members: Sequence[Member], ranks: Iterable[Rank]) -> tuple[Rank, ...]:
+    """Those of the ranks among these members of all times that could have a learner (H1)."""
+    return tuple(rank for rank in ranks if not members[rank].hub)
 
 
 class Generation(Wire):
@@ -166,8 +173,13 @@ class Generation(Wire):
             ranks=ranks,
             learning=(),
             root=1,
-            counted=ranks,
+            counted=without_hubs(members, ranks) or ranks,
         )
+
+    @property
+    def trainers(self) -> tuple[Rank, ...]:
+        """Of now: all but hubs."""
+        return without_hubs(self.members, self.ranks)
 
     @property
     def provisional(self) -> bool:
@@ -353,7 +365,7 @@ class RefusedRank(Wire):
 
 
 GivenUps = Annotated[tuple[GivenUp, ...], Field(max_length=limits.GIVEN_UP_MAX)]
-Part = Literal["computes", "forwards", "rests", "leaves"]
+Part = Literal["computes", "forwards", "rests", "leaves", "hub"]
 
 
 @message("job.rank")
@@ -372,7 +384,7 @@ class RankReport(Wire):
     failure: Text | None = None
     restarts: Annotated[int, Field(ge=0)] = 0  # of the script here
     # forwards: no further learner is started; rests: none is for now, as its machine's owner has set; leaves: by a
-    # person's wish
+    # person's wish; hub: it has no learner, and never will (H1)
     part: Part = "computes"
     metrics: Metrics = Metrics()
     given_up: GivenUps = ()  # as far as that daemon knows, whoever made them

@@ -17,7 +17,7 @@ class Software(Wire):
 
     meshtrain: Version
     python: Version
-    torch: Version | None  # None: a hub without torch
+    torch: Version | None  # None: it could run no learner
     system: Version  # e.g. "Linux x86_64"
 
 
@@ -31,6 +31,7 @@ class Hello(Wire):
     software: Software
     cores: Annotated[int, Field(ge=0)]
     memory_bytes: Annotated[int, Field(ge=0)]
+    hub: bool = False  # it runs no learner, as its owner has said (H1)
 
 
 @message("refuse")

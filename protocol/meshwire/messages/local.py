@@ -103,6 +103,7 @@ class Status(Wire):
     introductions: IntroductionPolicy = IntroductionPolicy.ACCEPT
     joined: tuple[IntroducedDevice, ...] = ()  # within the last day
     waiting: tuple[IntroducedDevice, ...] = ()  # for a person's word, once for each that introduces it
+    hub: bool = False  # it runs no learner (H1)
 
 
 @message("open.dashboard")
@@ -138,6 +139,7 @@ class PeerSummary(Wire):
     refused: Text | None = None  # of a paired one that answers: why there is no link
     added_by: Name | None = None  # who has introduced it; None: a code was typed here, or it is not paired
     measured: MeasuredLink | None = None  # what the link carried, when that was asked for last (W7)
+    hub: bool = False  # it runs no learner (H1)
 
 
 @message("peers")
@@ -307,6 +309,7 @@ class Submit(Wire):
     modules: ModuleNames = ()  # that the script imports, and are to be there
     restarts_max: RestartsMax | None = None  # as of `JobSpec`
     engine: Engine = "mesh"  # as of `JobSpec`
+    hubs: bool = True  # take linked hubs in, where the job can use them; those that `on` names are anyhow
 
 
 @message("environment")

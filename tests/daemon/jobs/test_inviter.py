@@ -52,8 +52,8 @@ HISTORY = SimpleNamespace(put=lambda _record: None)
 
 def link(to: Member, connection: Any = None) -> Any:
     software = SimpleNamespace(torch="2.0")
-    hello = SimpleNamespace(incarnation=to.incarnation, name=to.name, software=software)
-    return SimpleNamespace(hello=hello, connection=connection, device=to.device)
+    hello = SimpleNamespace(incarnation=to.incarnation, name=to.name, software=software, hub=to.hub)
+    return SimpleNamespace(hello=hello, connection=connection, device=to.device, member=to)
 
 
 class Invited:

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshtraind.peers import selection
-from meshtraind.peers.selection import absences, ask_who_is_linked, choose_members, devices_together, linked_together
+from meshtraind.peers.selection import (
+    absences,
+    ask_who_is_linked,
+    choose_members,
+    devices_together,
+    hubs_for,
+    linked_together,
+)
 from meshtraind.transport.connection import ConnectionEnded, RequestFailed
 from meshwire.message_base import Wire
 from meshwire.messages.job import Member
@@ -25,10 +33,14 @@ def all_linked(*devices: str) -> dict[str, set[str]]:
     return {one: set(devices) - {one} for one in devices}
 
 
-def node(*others: str) -> Any:
+def node(*others: str, hubs: Collection[str] = ()) -> Any:
     """Anna, linked with these."""
     links = {
-        device: SimpleNamespace(hello=SimpleNamespace(name=NAMES[device], incarnation=1, software=SOFTWARE))
+        device: SimpleNamespace(
+            device=device,
+            hello=SimpleNamespace(name=NAMES[device], incarnation=1, software=SOFTWARE),
+            member=Member(device=device, incarnation=1, name=NAMES[device], hub=device in hubs),
+        )
         for device in others
     }
     member = Member(device=ANNA, incarnation=1, name="anna")
@@ -152,3 +164,37 @@ async def test_a_plan_is_for_those_that_submit_would_take(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(selection, "ask_who_is_linked", apart)
     assert await devices_together(anna) == (ANNA, BERT)
+
+
+def test_a_hub_is_none_of_those_that_train_and_stands_behind_them() -> None:
+    """H1: neither taken nor counted as a laptop; one that is named comes last, for the scripts' ranks begin at 0."""
+    linked = all_linked(ANNA, BERT, CARL)
+    here = node(BERT, CARL, hubs={BERT})
+    members, _ = choose_members(here, (), None, None, linked)
+    assert [member.name for member in members] == ["anna", "carl"]
+    with pytest.raises(RequestFailed, match="only 2 devices"):
+        choose_members(here, (), 3, None, linked)
+    named, _ = choose_members(here, ("bert", "carl", "anna"), None, None, linked)
+    assert [(member.name, member.hub) for member in named] == [("carl", False), ("anna", False), ("bert", True)]
+    with pytest.raises(RequestFailed, match="which train nothing: name a laptop, too"):
+        choose_members(here, ("bert",), None, None, linked)
+
+
+def test_a_hub_without_torch_is_taken_and_a_laptop_without_is_told_of_hubs() -> None:
+    here = node(BERT, CARL, hubs={BERT})
+    for device in (BERT, CARL):
+        here.links[device].hello.software = SOFTWARE.model_copy(update={"torch": None})
+    linked = all_linked(ANNA, BERT, CARL)
+    members, notes = choose_members(here, ("anna", "bert"), None, None, linked)
+    assert ([member.name for member in members], notes) == (["anna", "bert"], [])
+    with pytest.raises(RequestFailed, match="carl has no torch: .* let it be a hub: .*meshtrain up --hub"):
+        choose_members(here, ("anna", "carl"), None, None, linked)
+
+
+def test_only_a_hub_that_is_linked_with_all_is_beside_them() -> None:
+    """K7"""
+    here = node(BERT, CARL, DORA, hubs={CARL, DORA})
+    members, _ = choose_members(here, (), None, None, all_linked(ANNA, BERT, CARL, DORA))
+    linked = all_linked(ANNA, BERT, CARL, DORA)
+    linked[BERT].discard(CARL)
+    assert [hub.name for hub in hubs_for(here, members, linked)] == ["dora"]

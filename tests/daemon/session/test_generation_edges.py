@@ -922,7 +922,8 @@ async def test_a_link_that_breaks_on_the_way_back_costs_no_results(
     history = SimpleNamespace(put=lambda _record: None)
     job = Job(cast(Any, spec), members, 0, tmp_path, cast(Any, history), EntryMode.REJOIN)
     job.advance(JobEvent.ACCEPT)
-    node = SimpleNamespace(device=members[0].device, links={members[1].device: SimpleNamespace(connection=Peer())})
+    links = {members[1].device: SimpleNamespace(connection=Peer())}
+    node = SimpleNamespace(device=members[0].device, member=members[0], links=links)
     node.blobs = SimpleNamespace(release=lambda _job: None, trim=lambda: None)
     node.job_folder = lambda _job: tmp_path
     node.data_dir = tmp_path
@@ -955,7 +956,7 @@ async def test_who_goes_back_says_what_is_given_up(own: bool, monkeypatch: pytes
     gone_through = (PathStep(generation=1, cut=0, samples=0),)
     saved = SimpleNamespace(entry=Entry(complete=5, samples=50), path=gone_through)
 
-    async def fetched(*_: object) -> SimpleNamespace:
+    async def fetched(*_: object, **__: object) -> SimpleNamespace:
         return saved
 
     monkeypatch.setattr(generations_module, "fetch_beginning", fetched)

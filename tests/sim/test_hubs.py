@@ -1,0 +1,164 @@
+"""Hubs in the cluster (H1 to H3): members without learners, which hold the history and a saved state of it."""
+
+import itertools
+from random import Random
+
+import pytest
+
+from meshwire.membership.effects import MembershipPhase
+from meshwire.sync_modes.mode import sync_settings
+from tests.sim.cluster import Cluster, Setting
+from tests.tiers import mostly_slow
+
+AT_S = 6.0  # all goes well until then, and the hub has saved a state
+PATIENCE_S = 2.0
+
+
+def cluster_of(seed: int, founders: int = 3, hubs: int = 1, sync: str = "bsp") -> Cluster:
+    cluster = Cluster(
+        seed, Setting(founders=founders, hubs=hubs, sync=sync_settings(sync), patience_s=PATIENCE_S), recording=True
+    )
+    cluster.run_until(cluster.now_s + AT_S)
+    return cluster
+
+
+@pytest.mark.parametrize("sync", mostly_slow(["bsp", "ssp:2"]))
+@pytest.mark.parametrize("hubs", [1, 2])
+def test_a_hub_is_in_from_the_first_round_and_computes_in_none(sync: str, hubs: int) -> None:
+    """H1, H2: it is never awaited, counts in no electorate and holds no samples; the first round has all laptops."""
+    for seed in range(3):
+        cluster = cluster_of(seed, 2 + hubs, hubs, sync)
+        assert cluster.well(), cluster.story()
+        assert cluster.least_complete > 3, cluster.story()
+        for daemon in cluster.daemons:
+            generation = daemon.machine.generation
+            assert generation is not None
+            assert (generation.number, generation.learning, generation.counted) == (2, (0, 1), (0, 1)), cluster.story()
+            assert daemon.left_out == 0
+            assert daemon.rounds is not None
+            assert {rank for rank, _ in daemon.rounds.held().sizes} == {0, 1}
+        assert all(daemon.processes.starts == (not daemon.is_hub) for daemon in cluster.daemons)
+        cluster.check_end()
+
+
+def test_a_hub_keeps_the_newest_state_and_no_more() -> None:
+    """H3: at the checkpoints' cadence, of the very history, and one state lent for it at a time."""
+    cluster = cluster_of(1)
+    hub = cluster.daemons[2]
+    newest = hub.checkpointer.newest
+    assert newest is not None, cluster.story()
+    assert hub.rounds is not None
+    assert hub.rounds.path[newest.round] == bytes.fromhex(newest.manifest.chain)
+    before = newest.round
+    cluster.run_until(cluster.now_s + AT_S)
+    assert hub.checkpointer.newest is not None
+    assert hub.checkpointer.newest.round > before
+    assert sum(len(daemon.disk.states.lent) for daemon in cluster.daemons[:2]) <= 2
+
+
+@pytest.mark.parametrize("sync", mostly_slow(["bsp", "ssp:2"]))
+def test_a_lost_hub_costs_no_round_and_comes_back(sync: str) -> None:
+    """Nothing is rolled back, no learner is started again, and it is in again after it was."""
+    for seed in range(3):
+        cluster = cluster_of(seed, sync=sync)
+        hub = cluster.daemons[2]
+        before = cluster.least_complete
+        cluster.kill(hub)
+        cluster.run_until(cluster.now_s + 3.0)
+        assert cluster.least_complete > before, cluster.story()
+        assert not cluster.told_gone_back
+        cluster.restart(2)
+        cluster.recover()
+        assert cluster.well() and not cluster.over, cluster.story()
+        assert [daemon.processes.starts for daemon in cluster.daemons] == [1, 1, 0]
+        cluster.check_end()
+
+
+def test_a_hub_is_no_majority() -> None:
+    """G4: cut off with the hub, one laptop of three is not entitled; two without it are."""
+    cluster = cluster_of(3, 4)
+    for one, other in itertools.product((0, 3), (1, 2)):
+        cluster.network.darken(one, other)
+        cluster.network.darken(other, one)
+    cluster.run_until(cluster.now_s + 3 * PATIENCE_S)
+    generation = cluster.daemons[1].machine.generation
+    assert generation is not None and not generation.provisional and generation.ranks == (1, 2), cluster.story()
+    other = cluster.daemons[0].machine.generation
+    assert other is not None and other.number == 2, cluster.story()
+
+
+def test_laptops_that_come_back_one_after_the_other_go_on_from_the_hub() -> None:
+    """J3: who returns has nothing yet when the last that held the model is lost: all go back to the hub's state."""
+    for seed in range(4):
+        cluster = cluster_of(seed)
+        first, second, hub = cluster.daemons
+        cluster.kill(first)
+        cluster.run_until(cluster.now_s + 1.0)
+        cluster.restart(0)
+        while cluster.daemons[0].generation is None:
+            cluster.run_until(cluster.now_s + 0.05)
+        saved = hub.checkpointer.newest
+        assert saved is not None
+        cluster.kill(second)
+        cluster.recover()
+        assert not cluster.over, cluster.story()
+        assert cluster.daemons[0].rounds is not None
+        assert cluster.least_complete > saved.round
+        assert cluster.befallen["gone back"] or not cluster.told_gone_back
+        cluster.check_end()
+
+
+def test_a_job_that_hubs_alone_are_left_of_lies_down_at_once() -> None:
+    """H3: nobody is waited for in memory: it begins again from the hub's disk when a laptop comes (J5)."""
+    cluster = cluster_of(2)
+    cluster.kill(cluster.daemons[0])
+    cluster.kill(cluster.daemons[1])
+    cluster.run_until(cluster.now_s + 2 * PATIENCE_S)
+    assert cluster.failed == "no base is left anywhere", cluster.story()
+    generation = cluster.daemons[2].machine.generation
+    assert generation is not None and not generation.provisional and generation.counted == (2,), cluster.story()
+
+
+def test_laptops_that_are_silent_may_go_on_elsewhere() -> None:
+    """H3: not known to be gone: the hub waits 6 patience, and lays down what yields to them."""
+    cluster = cluster_of(2)
+    cluster.kill(cluster.daemons[0], silent=True)
+    cluster.kill(cluster.daemons[1], silent=True)
+    cluster.run_until(cluster.now_s + 5 * PATIENCE_S)
+    assert cluster.failed is None, cluster.story()
+    cluster.run_until(cluster.now_s + 4 * PATIENCE_S)
+    assert cluster.failed == "no base is left anywhere", cluster.story()
+    generation = cluster.daemons[2].machine.generation
+    assert generation is not None and generation.provisional and generation.counted == (0, 1), cluster.story()
+
+
+@pytest.mark.parametrize("seed", mostly_slow(list(range(24)), 6))
+def test_kills_at_any_moment(seed: int) -> None:
+    """The cluster's invariants hold at every event, whoever is killed, the hub or a laptop, from the job's beginning
+    on; and all is well again afterwards."""
+    random = Random(seed)
+    setting = Setting(
+        founders=4,
+        hubs=1 + seed % 2,
+        sync=sync_settings(random.choice(["bsp", "ssp:2", "local:2"])),
+        patience_s=PATIENCE_S,
+        begun=seed % 3 > 0,
+    )
+    cluster = Cluster(seed, setting, recording=True)
+    for _ in range(4):
+        cluster.run_until(cluster.now_s + random.uniform(0.1, 4.0))
+        number = random.randrange(4)
+        if random.random() < 0.3:
+            cluster.daemons[number].processes.kill()
+        else:
+            cluster.kill(cluster.daemons[number])
+            cluster.run_until(cluster.now_s + random.uniform(0.05, 2.0))
+            cluster.restart(number)
+        if cluster.over:
+            break
+    cluster.recover()
+    assert cluster.failed in (None, "no base is left anywhere"), cluster.story()
+    if not cluster.over:
+        phases = {daemon.machine.phase for daemon in cluster.daemons}
+        assert phases == {MembershipPhase.RUNNING}, cluster.story()
+    cluster.check_end()
