@@ -127,7 +127,7 @@ def raw(**changes: object) -> bytes:
     ("changes", "reason"),
     [
         ({"magic": b"GET "}, "not a meshtrain frame"),
-        ({"version": 17}, "wire version 17; this side speaks version 18"),
+        ({"version": 18}, "wire version 18; this side speaks version 19"),
         ({"kind": 0}, "unknown frame kind 0"),
         ({"flags": 4}, "unknown frame flags 0x0004"),
         ({"flags": 2}, "flags 0x0002 on a chunk"),
