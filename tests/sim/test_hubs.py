@@ -83,8 +83,8 @@ def test_a_hub_is_no_majority() -> None:
     cluster.run_until(cluster.now_s + 3 * PATIENCE_S)
     generation = cluster.daemons[1].machine.generation
     assert generation is not None and not generation.provisional and generation.ranks == (1, 2), cluster.story()
-    other = cluster.daemons[0].machine.generation
-    assert other is not None and other.number == 2, cluster.story()
+    theirs = cluster.daemons[0].machine.generation
+    assert theirs is not None and theirs.number == 2, cluster.story()
 
 
 def test_laptops_that_come_back_one_after_the_other_go_on_from_the_hub() -> None:
