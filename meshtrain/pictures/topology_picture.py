@@ -41,12 +41,15 @@ def _what(transfer: Transfer) -> tuple[int, bool, int]:
     return transfer.sender, transfer.op is Op.COPY, transfer.shard
 
 
-def topology_svg(name: str, about: str, programs: Sequence[Program], wired: Collection[int]) -> str:
+def topology_svg(
+    name: str, about: str, programs: Sequence[Program], wired: Collection[int], hubs: Collection[int] = ()
+) -> str:
     """A picture of the programs of all members.
 
     Args:
         about: said by screen readers.
         wired: ranks that have a cable.
+        hubs: ranks that train nothing.
     """
     waves, ranks = waves_of(programs), programs[0].ranks
     foot = TOP + ROW * len(waves)
@@ -57,7 +60,7 @@ def topology_svg(name: str, about: str, programs: Sequence[Program], wired: Coll
         legend += "; boxes have a cable"
     parts = [svg_text(12, 22, name), svg_text(12, 38, legend, "small dim")]
     for position, rank in enumerate(ranks):
-        parts += _lane(_x(position), foot, str(rank), wired=rank in wired)
+        parts += _lane(_x(position), foot, "hub" if rank in hubs else str(rank), wired=rank in wired)
     for wave, transfers in enumerate(waves):
         top = TOP + ROW * wave
         parts.append(svg_text(12, top + 4, f"step {wave + 1}", "small dim"))

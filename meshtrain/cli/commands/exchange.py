@@ -1,6 +1,7 @@
 """`codecs`: how gradients can travel. `topology`: who sends what to whom, drawn from the programs that the daemons run,
 and what that costs."""
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -90,6 +91,10 @@ def topology(
         list[int] | None,
         typer.Option("--wired", metavar="RANK", help="This one has a cable; repeatable. The submitter's rank is 0."),
     ] = None,
+    hub: Annotated[
+        list[int] | None,
+        typer.Option("--hub", metavar="RANK", help="This one is a hub, which trains nothing; repeatable."),
+    ] = None,
     codec: Annotated[
         str | None, typer.Option("--codec", metavar="CODEC", help="How values travel, as for submit; else as fp32.")
     ] = None,
@@ -127,13 +132,20 @@ def topology(
             f"{chosen}: the ranks of {peers} devices are 0 to {peers - 1}",
             f"meshtrain topology {chosen} --peers {max(chosen.named) + 1}",
         )
+    hubs = frozenset(hub or ())
+    if beyond := sorted(rank for rank in hubs if not 0 <= rank < peers):
+        raise BadCommandLine(f"--hub {beyond[0]}: the ranks of {peers} devices are 0 to {peers - 1}")
+    if peers - len(hubs) < 1:
+        raise BadCommandLine("--hub: a hub trains nothing, so one device at least is none", "fewer of them")
     ranks = tuple(range(peers))
     programs, vector_bytes = chosen.programs(ranks), values * bits / 8
     document = _document(programs, cables, vector_bytes, mbits)
+    document["hubs"] = sorted(hubs)
+    laptops, laptop_cables = _without(peers, hubs, cables)
     if svg is not None:
-        _draw(svg, topology_svg(_name(chosen, peers), chosen.about, programs, cables))
+        _draw(svg, topology_svg(_name(chosen, peers, len(hubs)), chosen.about, programs, cables, hubs))
     if as_json:
-        ring = load_of(topology_of("ring").programs(ranks), cables)
+        plain = load_of(topology_of("ring").programs(laptops), laptop_cables)
         print_json(
             {
                 "topology": str(chosen),
@@ -144,29 +156,39 @@ def topology(
             }
             | {"vector_bytes": vector_bytes, "mbits": mbits}
             | document
-            | {"ring": _costs(ring, vector_bytes, mbits)}
+            | {"ring": _costs(plain, vector_bytes, mbits)}
         )
         return
-    print(f"{_name(chosen, peers)}: {chosen.about}\n")
+    print(f"{_name(chosen, peers, len(hubs))}: {chosen.about}\n")
     rows = rows_of(programs)
     if rows:
         print_table(("STEP", *map(str, ranks)), rows)
         print()
     load = load_of(programs, cables)
     print_table(
-        ("RANK", "SENDS", "RECEIVES", "ON A CABLE"),
+        ("RANK", "SENDS", "RECEIVES", "ON A CABLE", *(("DOES",) if hubs else ())),
         [
             (
                 str(rank),
                 human_bytes(round(load.sent[rank] * vector_bytes)),
                 human_bytes(round(load.received[rank] * vector_bytes)),
                 "yes" if rank in cables else "-",
+                *(("a hub" if rank in hubs else "trains",) if hubs else ()),
             )
             for rank in ranks
         ],
     )
     print()
-    _compare(chosen, programs, cables, vector_bytes, mbits)
+    sides = {str(chosen): load_of(programs, cables)}
+    ring = "ring" if not hubs else "ring of those that train"
+    sides[ring] = load_of(topology_of("ring").programs(laptops), laptop_cables)
+    _compare(sides, vector_bytes, mbits)
+
+
+def _without(peers: int, hubs: Collection[int], cables: Collection[int]) -> tuple[tuple[int, ...], frozenset[int]]:
+    """The devices that train, numbered anew, and which of these have a cable."""
+    train = [rank for rank in range(peers) if rank not in hubs]
+    return tuple(range(len(train))), frozenset(at for at, rank in enumerate(train) if rank in cables)
 
 
 def _list(as_json: bool) -> None:
@@ -184,8 +206,9 @@ def _list(as_json: bool) -> None:
     say("draw one: meshtrain topology ring --peers 4; which codec goes over which: meshtrain codecs --json")
 
 
-def _name(chosen: Topology, peers: int) -> str:
-    return f"{chosen}, {peers} device{'s' * (peers > 1)}"
+def _name(chosen: Topology, peers: int, hubs: int = 0) -> str:
+    of_them = "" if not hubs else f", {hubs} of them {'a hub' if hubs == 1 else 'hubs'}"
+    return f"{chosen}, {peers} device{'s' * (peers > 1)}{of_them}"
 
 
 def _draw(file: Path, picture: str) -> None:
@@ -237,12 +260,9 @@ def _document(
     }
 
 
-def _compare(
-    chosen: Topology, programs: tuple[Program, ...], cables: frozenset[int], vector_bytes: float, mbits: float
-) -> None:
-    """What it costs, beside a ring of the same devices."""
-    sides = {str(chosen): programs, "ring": topology_of("ring").programs(programs[0].ranks)}
-    costs = {name: _costs(load_of(each, cables), vector_bytes, mbits) for name, each in sides.items()}
+def _compare(sides: Mapping[str, Load], vector_bytes: float, mbits: float) -> None:
+    """What each costs, side by side."""
+    costs = {name: _costs(load, vector_bytes, mbits) for name, load in sides.items()}
     rows: list[tuple[str, ...]] = [
         ("latencies, one after the other", *(str(each["latencies"]) for each in costs.values())),
         ("sent by who sends most", *(human_bytes(each["sent_bytes_max"]) for each in costs.values())),

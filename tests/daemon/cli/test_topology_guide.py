@@ -17,6 +17,7 @@ COSTS = re.findall(r"^\| `([\w:,]+)` \| (\d+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+
 PICTURES = {
     "topology_ring.svg": ("ring", "--peers", "4"),
     "topology_star.svg": ("star:0", "--peers", "4", "--wired", "0"),
+    "topology_hub.svg": ("star:4", "--peers", "5", "--hub", "4", "--wired", "4"),
     "topology_hierarchical.svg": ("hierarchical:2", "--peers", "5"),
 }
 

@@ -187,7 +187,7 @@ def test_a_hub_without_torch_is_taken_and_a_laptop_without_is_told_of_hubs() -> 
     linked = all_linked(ANNA, BERT, CARL)
     members, notes = choose_members(here, ("anna", "bert"), None, None, linked)
     assert ([member.name for member in members], notes) == (["anna", "bert"], [])
-    with pytest.raises(RequestFailed, match="carl has no torch: .* let it be a hub: .*meshtrain up --hub"):
+    with pytest.raises(RequestFailed, match=r"carl has no torch: .* let it be a hub: .*meshtrain up --hub"):
         choose_members(here, ("anna", "carl"), None, None, linked)
 
 

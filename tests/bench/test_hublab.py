@@ -1,0 +1,28 @@
+"""What the hub's lab claims of what it has measured."""
+
+import pytest
+
+from tests.bench.hub_lab import CASES, Measured, table, verdicts
+
+LIMITS = {case.name: Measured(case.limit_s, case.limit_s) for case in CASES}
+
+
+def test_at_the_limit_of_its_links_every_claim_holds() -> None:
+    found = LIMITS | {"star": Measured(LIMITS["star"].ours_s, LIMITS["ring"].ours_s)}
+    judged = verdicts(found)
+    assert [round(one.predicted, 2) for one in judged] == [1.5, 1.5, 1.5, 2.0]
+    assert all(one.holds for one in judged), judged
+    assert "DOES NOT HOLD" not in table(found, judged)
+
+
+@pytest.mark.parametrize("case", ["star", "star beside", "switched ring"])
+def test_what_is_slower_than_predicted_is_said(case: str) -> None:
+    found = LIMITS | {"star": Measured(LIMITS["star"].ours_s, LIMITS["ring"].ours_s)}
+    slow = found | {case: Measured(2.1 * found[case].ours_s, found[case].gloo_s)}
+    judged = verdicts(slow)
+    assert not all(one.holds for one in judged)
+    assert "DOES NOT HOLD" in table(slow, judged)
+
+
+def test_what_is_not_measured_yet_is_not_judged() -> None:
+    assert verdicts({"star": LIMITS["star"]}) == ()
