@@ -122,6 +122,7 @@ app.command(
         "meshtrain topology butterfly --peers 8",
         "meshtrain topology ring --peers 4 --wired 0 --values 124e6 --codec fp16",
         "meshtrain topology star:2 --peers 4 --wired 2",
+        "meshtrain topology star:4 --peers 5 --hub 4 --wired 4",
         "meshtrain topology hierarchical:3 --peers 5 --svg groups.svg",
     )
 )(topology)

@@ -58,13 +58,9 @@ def topology_svg(
         legend += "; one colour for each shard"
     if wired:
         legend += "; boxes have a cable"
-    if hubs:
-        legend += "; a hub trains nothing"
     parts = [svg_text(12, 22, name), svg_text(12, 38, legend, "small dim")]
     for position, rank in enumerate(ranks):
-        parts += _lane(_x(position), foot, str(rank), wired=rank in wired)
-        if rank in hubs:
-            parts.append(svg_text(_x(position), TOP - 20 - RADIUS - 4, "hub", "small mid"))
+        parts += _lane(_x(position), foot, "hub" if rank in hubs else str(rank), wired=rank in wired)
     for wave, transfers in enumerate(waves):
         top = TOP + ROW * wave
         parts.append(svg_text(12, top + 4, f"step {wave + 1}", "small dim"))

@@ -102,9 +102,9 @@ def table(found: Mapping[str, Measured], judged: Sequence[Verdict]) -> str:
                 f"{one.gloo_s:.2f} s |"
             )
     lines += ["", "| claim | predicted | measured | |", "|---|---|---|---|"]
-    for verdict in judged:
-        holds = "holds" if verdict.holds else "DOES NOT HOLD"
-        lines.append(f"| {verdict.claim} | {verdict.predicted:.2f} | {verdict.measured:.2f} | {holds} |")
+    for each in judged:
+        holds = "holds" if each.holds else "DOES NOT HOLD"
+        lines.append(f"| {each.claim} | {each.predicted:.2f} | {each.measured:.2f} | {holds} |")
     return "\n".join(lines)
 
 

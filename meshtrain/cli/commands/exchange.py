@@ -145,7 +145,7 @@ def topology(
     if svg is not None:
         _draw(svg, topology_svg(_name(chosen, peers, len(hubs)), chosen.about, programs, cables, hubs))
     if as_json:
-        ring = load_of(topology_of("ring").programs(laptops), laptop_cables)
+        plain = load_of(topology_of("ring").programs(laptops), laptop_cables)
         print_json(
             {
                 "topology": str(chosen),
@@ -156,7 +156,7 @@ def topology(
             }
             | {"vector_bytes": vector_bytes, "mbits": mbits}
             | document
-            | {"ring": _costs(ring, vector_bytes, mbits)}
+            | {"ring": _costs(plain, vector_bytes, mbits)}
         )
         return
     print(f"{_name(chosen, peers, len(hubs))}: {chosen.about}\n")
@@ -180,9 +180,8 @@ def topology(
     )
     print()
     sides = {str(chosen): load_of(programs, cables)}
-    sides["ring of those that train" if hubs else "ring"] = load_of(
-        topology_of("ring").programs(laptops), laptop_cables
-    )
+    ring = "ring" if not hubs else "ring of those that train"
+    sides[ring] = load_of(topology_of("ring").programs(laptops), laptop_cables)
     _compare(sides, vector_bytes, mbits)
 
 

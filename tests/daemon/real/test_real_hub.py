@@ -56,7 +56,7 @@ def test_a_job_whose_laptops_have_all_died_goes_on_from_the_hub(tmp_path: Path) 
         def saved() -> list[int]:
             return sorted(one.round for one in store.listed() if isinstance(one, Checkpoint))
 
-        seen = jobs.wait_for(bert, job.job, lambda _: bool(saved()), "a state on the hub")
+        seen = jobs.wait_for(bert, job.job, lambda _now: bool(saved()), "a state on the hub")
         assert (seen.present, seen.learning) == ((0, 1, 2), (0, 1))
         for daemon in (anna, bert):
             daemon.kill()
