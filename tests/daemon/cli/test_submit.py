@@ -461,12 +461,15 @@ async def test_a_dry_run_tells_what_a_submission_would(tmp_path: Path) -> None:
         assert body == AskLinked()
         return LinkedDevices(devices=everybody)
 
-    def link(name: str, cores: int) -> Any:
+    def link(device: str, name: str, cores: int) -> Any:
         hello = SimpleNamespace(name=name, incarnation=1, software=SOFTWARE, cores=cores)
-        return SimpleNamespace(hello=hello, connection=SimpleNamespace(request=request))
+        member = Member(device=device, incarnation=1, name=name)
+        return SimpleNamespace(device=device, member=member, hello=hello, connection=SimpleNamespace(request=request))
 
     member = Member(device="a" * 64, incarnation=1, name="anna")
-    links = {"b" * 64: link("bert", 2), "c" * 64: link("cleo", 64)}
+    links = {
+        device: link(device, name, cores) for device, name, cores in (("b" * 64, "bert", 2), ("c" * 64, "cleo", 64))
+    }
     node: Any = SimpleNamespace(device=member.device, member=member, software=SOFTWARE, links=links)
     board: Any = None
     body = submission(tmp_path, "pass", codec="topk:0.01,gather", shares=None, dry_run=True)

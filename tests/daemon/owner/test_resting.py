@@ -264,6 +264,7 @@ def test_who_rests_does_not_keep_all_from_beginning_anew() -> None:
     """G9: where every base was lost all prepare again, and wait for each other."""
     session = cast(Any, JobSession.__new__(JobSession))
     session.job = SimpleNamespace(state=JobState.RUNNING, spec=SimpleNamespace(job="x", independent=False))
+    session._node = SimpleNamespace(member=SimpleNamespace(hub=False))
     session.passage = SimpleNamespace(founding=True)
     session.worlds = SimpleNamespace(group=SimpleNamespace(used=False))
     session.learner = SimpleNamespace(rounds=SimpleNamespace(complete=0))
@@ -282,6 +283,7 @@ def test_who_cannot_be_missed_does_not_rest(what: str) -> None:
     session.job = SimpleNamespace(
         state=JobState.RUNNING, spec=SimpleNamespace(job="x", independent=what == "independent")
     )
+    session._node = SimpleNamespace(member=SimpleNamespace(hub=False))
     session.passage = SimpleNamespace(founding=False)
     session.worlds = SimpleNamespace(group=SimpleNamespace(used=what == "process group"))
     session.learner = SimpleNamespace(rounds=SimpleNamespace(complete=0 if what == "no round yet" else 3))

@@ -85,7 +85,7 @@ class Hearer:
         self._failed_elsewhere: dict[int, str] = {}
         self._lying: set[int] = set()
         self._looking = False
-        members = tuple(SimpleNamespace(device=f"{rank + 1:064x}") for rank in range(4))
+        members = tuple(SimpleNamespace(device=f"{rank + 1:064x}", hub=False) for rank in range(4))
         self.job = SimpleNamespace(
             ending=False,
             rank=0,
@@ -96,7 +96,8 @@ class Hearer:
             generation=SimpleNamespace(learning=learning) if learning else None,
             counted=learning,
         )
-        self._node = SimpleNamespace(links=dict.fromkeys(self.linked), patience_s=5.0)
+        member = SimpleNamespace(hub=False)
+        self._node = SimpleNamespace(links=dict.fromkeys(self.linked), patience_s=5.0, member=member)
         self.passage = SimpleNamespace(
             founding=False,
             computes_now=computes,
