@@ -196,8 +196,8 @@ if sys.argv[1] == 'saves':
     def stopped(number, frame):
         raise SystemExit(7)
     signal.signal(signal.SIGTERM, stopped)
-print('ready', flush=True)
 try:
+    print('ready', flush=True)
     while True:
         time.sleep(0.01)
 finally:
@@ -406,9 +406,19 @@ def test_a_file_that_is_exchanged_while_it_is_opened_is_not_read(
             os.symlink(tmp_path / "secret", path)
         return opened(path, *more, **keywords)
 
-    monkeypatch.setattr(os, "open", swap)
-    with pytest.raises(OSError, match="no file but a link"):
-        open_below(tmp_path, ("file",))
+    def swap_and_back(path: str, *more: Any, **keywords: Any) -> int:
+        handle = swap(path, *more, **keywords)
+        os.unlink(path)
+        Path(path).write_text("own again")
+        return handle
+
+    for swapping in (swap, swap_and_back):
+        (tmp_path / "file").unlink()
+        (tmp_path / "file").write_text("own")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", swapping)
+            with pytest.raises(OSError, match="'file' is no file but"):
+                open_below(tmp_path, ("file",))
 
 
 def test_the_interface_to_oneself_is_found_by_its_address() -> None:
