@@ -276,12 +276,15 @@ def test_the_pipe_says_end_and_that_the_daemon_is_gone(said: bytes | None, way: 
         assert child.stdin is not None
         assert child.stdout is not None
         assert child.stdout.readline() == b"'' False\n"
-        if said is None:
-            child.stdin.close()
-        else:
-            child.stdin.write(said)
-            child.stdin.flush()
-        assert child.wait(DEADLINE_S) == code
+        try:
+            if said is None:
+                child.stdin.close()
+            else:
+                child.stdin.write(said)
+                child.stdin.flush()
+            assert child.wait(DEADLINE_S) == code
+        finally:
+            child.kill()
 
 
 LOOP = """
