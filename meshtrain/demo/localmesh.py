@@ -30,8 +30,8 @@ LINK_TIMEOUT_S = 30.0
 REQUEST_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 15.0
 FOLDER_PREFIX = "meshtrain-"
-# In the folder, held by whoever made it and by its daemons. One that is held in another way is not found: to whoever does
-# not lock as its holder does it would look free.
+# In the folder, held by whoever made it and by its daemons. One that is held in another way is not found: to whoever
+# does not lock as its holder does it would look free.
 LOCK, TWIN_LOCK = "lock", "twin-lock"
 
 Say = Callable[[str], None]
