@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Self
 
 from meshtrain.client import Client, ConnectionLost, DaemonNotRunning, RequestError
-from meshtrain.machine import FolderLock, detached, is_own, loopback_interface
+from meshtrain.machine import FolderLock, detached, is_own, loopback_interface, portable
 from meshwire.message_base import Wire
 from meshwire.messages.local import GetPeers, PairCode, Paired, PairHost, PairJoin, Peers, Shutdown
 
@@ -30,7 +30,9 @@ LINK_TIMEOUT_S = 30.0
 REQUEST_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 15.0
 FOLDER_PREFIX = "meshtrain-"
-LOCK = "lock"  # in the folder; held by whoever made it and by its daemons
+# In the folder, held by whoever made it and by its daemons. One that is held in another way is not found: to whoever
+# does not lock as its holder does it would look free.
+LOCK, TWIN_LOCK = "lock", "twin-lock"
 
 Say = Callable[[str], None]
 
@@ -146,7 +148,7 @@ class LocalMesh:
         remove_left_behind(Path(tempfile.gettempdir()))
         self.folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
         try:
-            self._lock = FolderLock(self.folder / LOCK, make=True)
+            self._lock = FolderLock(self.folder / lock_name(), make=True)
             self._say(f"starting {len(self._names)} daemons, as {len(self._names)} laptops would")
             for name in self._names:
                 data_dir = self.folder / name
@@ -193,9 +195,14 @@ class LocalMesh:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+def lock_name() -> str:
+    """How a mesh's lock is called, as this process locks."""
+    return TWIN_LOCK if portable() else LOCK
+
+
 def remove_left_behind(parent: Path) -> None:
     """Removes the folders of meshes whose process was killed, and of whose daemons none runs any more."""
-    for lock in parent.glob(f"{FOLDER_PREFIX}*/{LOCK}"):
+    for lock in parent.glob(f"{FOLDER_PREFIX}*/{lock_name()}"):
         with contextlib.suppress(OSError):  # in use, or removed meanwhile
             if not is_own(lock.parent):
                 continue

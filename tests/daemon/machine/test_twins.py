@@ -196,8 +196,8 @@ if sys.argv[1] == 'saves':
     def stopped(number, frame):
         raise SystemExit(7)
     signal.signal(signal.SIGTERM, stopped)
-print('ready', flush=True)
 try:
+    print('ready', flush=True)
     while True:
         time.sleep(0.01)
 finally:
@@ -276,12 +276,15 @@ def test_the_pipe_says_end_and_that_the_daemon_is_gone(said: bytes | None, way: 
         assert child.stdin is not None
         assert child.stdout is not None
         assert child.stdout.readline() == b"'' False\n"
-        if said is None:
-            child.stdin.close()
-        else:
-            child.stdin.write(said)
-            child.stdin.flush()
-        assert child.wait(DEADLINE_S) == code
+        try:
+            if said is None:
+                child.stdin.close()
+            else:
+                child.stdin.write(said)
+                child.stdin.flush()
+            assert child.wait(DEADLINE_S) == code
+        finally:
+            child.kill()
 
 
 LOOP = """
@@ -406,9 +409,19 @@ def test_a_file_that_is_exchanged_while_it_is_opened_is_not_read(
             os.symlink(tmp_path / "secret", path)
         return opened(path, *more, **keywords)
 
-    monkeypatch.setattr(os, "open", swap)
-    with pytest.raises(OSError, match="no file but a link"):
-        open_below(tmp_path, ("file",))
+    def swap_and_back(path: str, *more: Any, **keywords: Any) -> int:
+        handle = swap(path, *more, **keywords)
+        os.unlink(path)
+        Path(path).write_text("own again")
+        return handle
+
+    for swapping in (swap, swap_and_back):
+        (tmp_path / "file").unlink()
+        (tmp_path / "file").write_text("own")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", swapping)
+            with pytest.raises(OSError, match="'file' is no file but"):
+                open_below(tmp_path, ("file",))
 
 
 def test_the_interface_to_oneself_is_found_by_its_address() -> None:

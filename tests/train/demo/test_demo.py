@@ -13,8 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from meshtrain.cli.app import app
-from meshtrain.demo.localmesh import remove_left_behind
+from meshtrain.demo.localmesh import lock_name, remove_left_behind
 from meshtrain.demo.run import DemoResult, DemoSettings, mean_losses, peer_result
+from meshtrain.machine import FolderLock
 from meshwire.memory_layout.shared_slots import PORTABLE_VARIABLE
 from meshwire.messages.job import Metrics
 
@@ -78,7 +79,7 @@ def test_a_demo_that_is_killed_leaves_no_daemon_and_the_next_one_clears_its_fold
         remove_left_behind(tmp_path)
         assert (folder / "anna").is_dir(), "it is in use"
         demo.kill()
-    with (folder / "lock").open() as held:  # by the demo and its daemon
+    with (folder / lock_name()).open() as held:  # by the demo and its daemon
         assert not psutil.wait_procs(daemons, timeout=10)[1]
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     other = tmp_path / "meshtrain-other"  # somebody's, without a lock
@@ -86,6 +87,24 @@ def test_a_demo_that_is_killed_leaves_no_daemon_and_the_next_one_clears_its_fold
     remove_left_behind(tmp_path)
     assert not folder.exists()
     assert other.exists()
+
+
+@pytest.mark.parametrize("holder", ["0", "1"], ids=["posix", "twin"])
+def test_a_mesh_in_use_stays_however_its_lock_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holder: str
+) -> None:
+    """Who locks in another way would find its lock free: one demo with MESHTRAIN_PORTABLE, another one without."""
+    (tmp_path / "meshtrain-used").mkdir()
+    monkeypatch.setenv(PORTABLE_VARIABLE, holder)
+    lock = FolderLock(tmp_path / "meshtrain-used" / lock_name(), make=True)
+    for other in ("0", "1"):
+        monkeypatch.setenv(PORTABLE_VARIABLE, other)
+        remove_left_behind(tmp_path)
+        assert (tmp_path / "meshtrain-used").is_dir()
+    lock.release()
+    monkeypatch.setenv(PORTABLE_VARIABLE, holder)
+    remove_left_behind(tmp_path)
+    assert not (tmp_path / "meshtrain-used").exists()
 
 
 @pytest.mark.parametrize(
