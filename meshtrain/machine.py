@@ -11,6 +11,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ if sys.platform != "win32":
 
 TWIN_SUFFIX = ".held"  # beside a lock: what its twin locks, as the daemon does
 MARK_VARIABLE = "MESHTRAIN_TREE"
+LOOKS_MAX, LOOK_S = 50, 0.02  # for who has the mark: what is ended may have started something meanwhile
+CLOCK_TICK_S = 1.0  # a process's beginning is known as closely as this
+KERNEL = (0, 2)  # parents of Linux's own threads, which have no environment
 
 
 def portable() -> bool:
@@ -90,6 +94,7 @@ class OwnedTree:
 
     def __init__(self) -> None:
         self._mark = secrets.token_hex(16) if portable() else None
+        self._began_s = time.time() - CLOCK_TICK_S
 
     @property
     def environment(self) -> dict[str, str]:
@@ -102,14 +107,30 @@ class OwnedTree:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         else:
-            import psutil
-
             process.kill()
-            for each in psutil.process_iter():
-                with contextlib.suppress(psutil.Error, OSError):
-                    if each.environ().get(MARK_VARIABLE) == self._mark:
-                        each.kill()
+            for _ in range(LOOKS_MAX):
+                if not self._end_marked():
+                    break
+                time.sleep(LOOK_S)
         process.wait()
+
+    def _end_marked(self) -> bool:
+        """Ends who has the mark. Returns whether to look again: there was one, or one whose environment is not shown,
+        as that of a process is not that the kernel is about to replace."""
+        import psutil
+
+        again = False
+        for each in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                variables = each.environ()
+                if each.status() == psutil.STATUS_ZOMBIE:
+                    continue
+                if variables.get(MARK_VARIABLE) == self._mark:
+                    again = True
+                    each.kill()
+                elif not variables and each.create_time() > self._began_s and each.ppid() not in KERNEL:
+                    again = True
+        return again
 
 
 class FolderLock:

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import psutil
@@ -23,6 +22,8 @@ from meshtraind.machine.portable import portable
 MARK_VARIABLE = "MESHTRAIN_TREE"
 LOOKS_MAX = 50  # for what is left: what is ended may have started something meanwhile, or take its time
 LOOK_S = 0.02
+CLOCK_TICK_S = 1.0  # a process's beginning is known as closely as this
+KERNEL = (0, 2)  # parents of Linux's own threads, which have no environment
 BACKGROUND_NICENESS = 10  # from here on Windows lets it compute only when nobody else does
 
 
@@ -31,6 +32,7 @@ class ProcessTree:
 
     def __init__(self) -> None:
         self._mark = secrets.token_hex(16) if portable() else None
+        self._began_s = time.time() - CLOCK_TICK_S
 
     @property
     def options(self) -> dict[str, Any]:
@@ -72,7 +74,7 @@ class ProcessTree:
         if sys.platform == "win32" or self._mark is not None:
             with contextlib.suppress(psutil.Error):
                 _yield(psutil.Process(pid), niceness)  # before it has done much, and then what it has started
-            for process in self._marked():
+            for process in self._look()[0]:
                 with contextlib.suppress(psutil.Error):
                     _yield(process, niceness)
             return
@@ -81,16 +83,25 @@ class ProcessTree:
             if own + niceness > theirs:
                 os.setpriority(os.PRIO_PGRP, pid, own + niceness)
 
-    def _marked(self) -> Iterator[psutil.Process]:
+    def _look(self) -> tuple[list[psutil.Process], bool]:
+        """Those that live and have the mark; and whether another one may have it: the kernel shows no environment of a
+        process that it is about to replace."""
+        found, unsure = [], False
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
-                if process.environ().get(MARK_VARIABLE) == self._mark:
-                    yield process
+                variables = process.environ()
+                if process.status() == psutil.STATUS_ZOMBIE:
+                    continue
+                if variables.get(MARK_VARIABLE) == self._mark:
+                    found.append(process)
+                elif not variables and process.create_time() > self._began_s and process.ppid() not in KERNEL:
+                    unsure = True
+        return found, unsure
 
     def _end_marked(self) -> None:
         for _ in range(LOOKS_MAX):
-            found = [each for each in self._marked() if each.status() != psutil.STATUS_ZOMBIE]
-            if not found:
+            found, unsure = self._look()
+            if not found and not unsure:
                 return
             for process in found:
                 with contextlib.suppress(psutil.Error):

@@ -189,6 +189,46 @@ def test_a_command_ends_what_it_has_started() -> None:
         time.sleep(0.01)
 
 
+class Newborn:
+    """A process in the moment in which the kernel replaces it: whose it is shows only at the second look."""
+
+    def __init__(self) -> None:
+        self.mark: dict[str, str] = {}
+        self.looks = 0
+        self.killed = False
+
+    def environ(self) -> dict[str, str]:
+        self.looks += 1
+        return self.mark if self.looks > 1 else {}
+
+    def create_time(self) -> float:
+        return time.time()
+
+    def ppid(self) -> int:
+        return os.getpid()
+
+    def status(self) -> str:
+        return psutil.STATUS_ZOMBIE if self.killed else psutil.STATUS_RUNNING
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+@pytest.mark.asyncio
+async def test_what_is_just_being_started_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PORTABLE_VARIABLE, "1")
+    for tree in (ProcessTree(), commands.OwnedTree()):
+        newborn = Newborn()
+        newborn.mark = tree.environment
+        with monkeypatch.context() as patch:
+            patch.setattr(psutil, "process_iter", [newborn].copy)
+            if isinstance(tree, ProcessTree):
+                await tree.end(os.getpid())
+            else:
+                tree.end(cast(Any, SimpleNamespace(kill=int, wait=int)))
+        assert newborn.killed
+
+
 SCRIPT = """
 import pathlib, signal, sys, time
 print('stdin', repr(sys.stdin.read()), flush=True)
