@@ -46,6 +46,7 @@ for epoch in range(options["epochs"]):
         seen[-1] += indices.tolist()
         time.sleep(pauses.random() * options["pause_s"] * (options["slow"] if mt.rank() == 2 else 1.0))
         optimizer.zero_grad()
+        model.train(len(x) > 1)  # BatchNorm has no statistics of a last batch of one, which may be dealt
         torch.nn.functional.mse_loss(model(x), y).backward()
         optimizer.step()
 mt.finish()
