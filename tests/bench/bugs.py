@@ -1875,7 +1875,7 @@ BUGS: tuple[Bug, ...] = (
         "down-kills-whoever-the-lock-names",
         "meshtrain.cli.commands.daemon",
         "_terminate",
-        "fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)",
+        "FolderLock(folder / LOCK, shared=True).release()",
         "raise BlockingIOError",
         f"{DAEMON}/api/test_versions.py -k no_process",
     ),

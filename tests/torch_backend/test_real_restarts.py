@@ -106,6 +106,7 @@ def test_scripts_go_on_with_whoever_is_there_until_restarts_are_used_up(tmp_path
         assert "ValueError: as ordered" in (ended.error or "")
 
 
+@pytest.mark.long
 def test_who_comes_back_is_taken_in_and_the_same_error_twice_ends_the_job(tmp_path: Path, orders: Path) -> None:
     """P6: a daemon that stands still is lost; when it goes on it is in the next world. (Then a script that always
     fails.) And --restart is not for mt.prepare."""

@@ -89,6 +89,7 @@ def until(mesh: ChaosMesh, condition: Callable[[], object], what: str) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.long
 def test_all_scripts_are_killed_before_they_have_loaded_and_the_power_is_cut_once_more(tmp_path: Path) -> None:
     """J3, J5, G9: a job that has begun again is half a second old. It goes on from its checkpoint all the same; and the
     first time, when it has none yet, from its start."""

@@ -196,7 +196,7 @@ FAILURES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", mostly_long(FAILURES, 3))
+@pytest.mark.parametrize("how", mostly_long(FAILURES, 2))
 def test_a_script_that_fails_ends_the_job_everywhere(mesh: LocalMesh, tmp_path: Path, how: str) -> None:
     """Which peer, and its traceback, on every daemon."""
     script, complaints = FAILURES[how]

@@ -158,7 +158,7 @@ def tear(proxy: ChaosProxy) -> None:
                 ("bert", "ssp:2", "fp32", "star:1", pytest.mark.long),
                 ("anna", "ssp:2", "bf16", "star", pytest.mark.long),
                 ("cleo", "bsp", "fp16", "hierarchical:1", pytest.mark.long),
-                ("bert", "ssp:2", "fp32", "gather", pytest.mark.slow),
+                ("bert", "ssp:2", "fp32", "gather", pytest.mark.long),
                 ("anna", "bsp", "bf16", "sharded:0,0,2", pytest.mark.long),
             )
         ),
