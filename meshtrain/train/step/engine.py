@@ -101,7 +101,7 @@ class Engine:
         """Waits for all peers' barriers of this number. Raises as `StepBoundary.barrier`."""
         self.steps.stop_catching_up()
         rehearsed, left = self.steps.rehearsal.on, self.steps.rehearsal.left
-        self.end_rehearsal()  # rounds may be applied meanwhile
+        self._end_rehearsals()  # rounds may be applied meanwhile
         try:
             self.steps.end_period()
             self.boundary.barrier(number)
@@ -118,16 +118,14 @@ class Engine:
         Between backward() and step() of s=0 it leaves at once, as where no learner is ever absent: the round in hand is
         the script's, which will not step on it, and none can follow before.
         """
-        self.steps.stop_catching_up()
-        self.end_rehearsal()
+        self._end_rehearsals()
         self.steps.end_period()
         if self._absent_in_barriers and self._contribution.done is None:
             self.boundary.flush()
 
     def tell_last_hash(self) -> None:
         """Of the final base, which the model then holds."""
-        self.steps.stop_catching_up()
-        self.end_rehearsal()
+        self._end_rehearsals()
         if self._base_apart:
             self.boundary.show_base_for_good()
         # Between backward() and step() of s=0 there is no base: buffers are of the new round, parameters are not.
@@ -136,8 +134,7 @@ class Engine:
 
     def close(self) -> None:
         """Model and optimizer are ordinary ones again."""
-        self.steps.stop_catching_up()
-        self.end_rehearsal()
+        self._end_rehearsals()
         self.steps.close()
         self.boundary.close()
 
@@ -169,10 +166,14 @@ class Engine:
 
     def end_rehearsal(self) -> None:
         """The next step counts, where the script is where the rounds are. Does nothing where none is rehearsed."""
+        self._end_rehearsals()
+        self.steps.take_turns()
+
+    def _end_rehearsals(self) -> None:
+        """Nothing is rehearsed: the model is the base's to change, or the script's."""
         self.steps.stop_catching_up()
         if self.steps.rehearsal.on:
             self.steps.rehearsal.end()
-        self.steps.take_turns()
 
     # For the daemon
 

@@ -58,7 +58,7 @@ class Gan:
 
 
 def batches(number: int, ranks: range) -> tuple[Tensor, Tensor]:
-    """Of these ranks, one behind the other."""
+    """What these ranks draw in one iteration, joined: real samples and noise."""
     generators = [torch.Generator().manual_seed(100 * number + rank) for rank in ranks]
     real = torch.cat([torch.randn(BATCH, 2, generator=generator) + 1 for generator in generators])
     return real, torch.cat([torch.randn(BATCH, 3, generator=generator) for generator in generators])
@@ -214,6 +214,8 @@ def test_who_begins_in_the_middle_of_an_iteration_catches_up(tmp_path: Path) -> 
     def from_round_4(session: LearnerSession, rank: int) -> None:
         gan = later[rank]
         session.prepare(*joined(*gan.parts))
+        assert session._engine is not None
+        assert session._engine.steps.rehearsal.on
         for number in range(1, 4):
             gan.iterate(*batches(number, range(rank, rank + 1)))
 
@@ -222,6 +224,31 @@ def test_who_begins_in_the_middle_of_an_iteration_catches_up(tmp_path: Path) -> 
         daemon.run(from_round_4)
         assert daemon.round == 8
     assert_equal([gan.whole for gan in (*whole, *later)])
+
+
+def test_an_end_in_the_middle_of_an_iteration_leaves_nothing_rehearsed() -> None:
+    """Whoever has stopped before the others are done would else be given its own earlier buffers for the base's."""
+    ends: list[bool] = []
+
+    def script(session: LearnerSession, rank: int) -> None:  # noqa: ARG001
+        gan = Gan()
+        session.prepare(*joined(*gan.parts))
+        gan.iterate(*batches(0, range(1)))
+        assert session._engine is not None
+        gan.of_discriminator.zero_grad()
+        gan.discriminator(torch.ones(1, 2)).sum().backward()
+        gan.of_discriminator.step()
+        joint = session._engine._base.step.optimizer
+        assert isinstance(joint, JointOptimizer)
+        joint.passed -= 1  # as if rounds had gone on without this learner
+        session._engine.steps.take_turns()
+        assert session._engine.steps.rehearsal.on
+        session._engine.close()
+        ends.append(session._engine.steps.rehearsal.on)
+
+    with LocalDaemon(1) as daemon:
+        daemon.run(script)
+    assert ends == [False]
 
 
 def test_rounds_that_are_applied_late_are_stepped_by_whose_turn_they_are() -> None:
