@@ -147,7 +147,7 @@ class FolderLock:
 
         Args:
             shared: others may hold it so, too; on a twin nobody may.
-                make: the file is new, and appears when it is held; else it is there, and no link.
+            make: the file is new, and appears when it is held; else it is there, and no link.
         """
         self._descriptor, self.inherited = -1, list[int]()
         self._database: sqlite3.Connection | None = None

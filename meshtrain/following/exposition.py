@@ -73,16 +73,12 @@ def _of_jobs(jobs: list[JobSummary]) -> Iterator[Metric]:
     yield rounds
     yield present
     reports = [(job, report) for job in jobs for report in job.ranks]
-    for name, about, value in GAUGES:
-        gauge = GaugeMetricFamily(f"meshtrain_rank_{name}", about, labels=RANK)
-        for job, report in reports:
-            gauge.add_metric(_labels(job, report), value(report))
-        yield gauge
-    for name, about, value in COUNTERS:
-        counter = CounterMetricFamily(f"meshtrain_rank_{name}", about, labels=RANK)
-        for job, report in reports:
-            counter.add_metric(_labels(job, report), value(report))
-        yield counter
+    for family, table in ((GaugeMetricFamily, GAUGES), (CounterMetricFamily, COUNTERS)):
+        for name, about, value in table:
+            of_ranks = family(f"meshtrain_rank_{name}", about, labels=RANK)
+            for job, report in reports:
+                of_ranks.add_metric(_labels(job, report), value(report))
+            yield of_ranks
     logged = GaugeMetricFamily("meshtrain_rank_value", "What a script has logged last.", labels=(*RANK, "value"))
     for job, report in reports:
         for logged_name, number in report.metrics.values:

@@ -185,7 +185,7 @@ def svg(windows: Sequence[Window], label: str) -> str:
 
 
 def height_of(window: Window) -> float:
-    """Of its frame."""
+    """Pixels that a window takes from top to bottom, its title and margin included."""
     return TITLE_PX + window.rows * LINE_PX + MARGIN_PX
 
 

@@ -18,7 +18,7 @@ PICTURES: Mapping[str, Sequence[str]] = {
 
 
 def draw(name: str, file: Path) -> None:
-    """One of them."""
+    """Has `meshtrain topology` draw one of PICTURES into a file."""
     done = CliRunner().invoke(app, ["topology", *PICTURES[name], "--svg", str(file)])
     if done.exit_code:
         raise RuntimeError(done.output)

@@ -8,7 +8,7 @@ Poseidon, Zhang et al. 2017, arXiv 1706.03292, section 3; DDP's bucketing is the
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from types import CodeType
 
@@ -159,14 +159,12 @@ class GradientHooks:
     def _finish(self) -> None:
         contribution = self._contribution
         with self._lock:
-            reached = {self._owner(index) for index in contribution.filled}
+            anothers = self._of_other_optimizers()
             for index in contribution.spans:
-                if index in contribution.filled:
-                    continue
-                if self._owner(index) in reached or self._accumulated:
+                if index in anothers:
+                    contribution.leave_out(index)
+                elif index not in contribution.filled:
                     self._fill_unreached(index)
-                else:
-                    contribution.leave_out(index)  # this pass is another optimizer's
             contribution.seal(overflows=self._scaling.active)
             if self._staleness == 0:
                 self._take_round()
@@ -176,10 +174,14 @@ class GradientHooks:
             contribution.sealed = True
             self._untouched.remember()
 
-    def _owner(self, index: int) -> int | None:
-        """Which of several optimizers has the parameter of a span; None: it is the only one, or none has it."""
-        optimizer = self._base.step.optimizer
-        return optimizer.owner(self._parameter(index)) if isinstance(optimizer, JointOptimizer) else None
+    def _of_other_optimizers(self) -> Set[int]:
+        """Spans of optimizers of whose parameters this pass has reached none: it is not theirs (O11)."""
+        joint = self._base.step.optimizer
+        if not isinstance(joint, JointOptimizer) or self._accumulated:
+            return frozenset()
+        owners = {index: joint.owner(self._parameter(index)) for index in self._contribution.spans}
+        reached = {owners[index] for index in self._contribution.filled}
+        return {index for index, owner in owners.items() if owner not in reached}
 
     def _fill_unreached(self, index: int) -> None:
         """A parameter that this pass did not reach counts with what it has accumulated, else with zero."""

@@ -178,7 +178,7 @@ class Generation(Wire):
 
     @property
     def trainers(self) -> tuple[Rank, ...]:
-        """Of now: all but hubs."""
+        """Ranks of this generation that could have a learner: all of it but hubs (H1)."""
         return without_hubs(self.members, self.ranks)
 
     @property
