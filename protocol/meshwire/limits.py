@@ -51,6 +51,7 @@ MEASURE_PAUSE_S = 3.0  # after one that others have asked for: they may take two
 GOODPUT_BYTES_S_MAX = 1e12  # of any link: what is said to be faster was not measured
 
 # Mesh and jobs
+CODEC_CHARS_MAX = 256  # of a codec as typed, with all its parameters
 TOPOLOGY_CHARS_MAX = 256  # of a topology as typed: a name, and up to MEMBERS_MAX ranks of two digits
 MEMBERS_MAX = 64  # contributors are one u64 bitmap by rank
 PEERS_MAX = 256  # pinned devices
@@ -123,6 +124,7 @@ STORE_WAIT_S_MAX = 7 * 86_400.0  # for a key: scripts say how long
 # Rounds (R0, V2)
 PERIOD_MAX = 500  # H, DiLoCo's; a claim of two periods stays below CLAIM_BATCHES_MAX
 STALENESS_MAX = 64  # the bound s: retained rounds are at most 3(s+1)
+CODEC_CHANGES_MAX = STALENESS_MAX + 3  # that begin above the last round that all hold, and one before
 CLAIM_BATCHES_MAX = 4096  # of one bind: a step that accumulates so many batches is none
 BARRIERS_OPEN_MAX = 64  # of one member that others have not passed: one, unless its script goes on after their errors
 CHAINS_MAX = 3 * (STALENESS_MAX + 1) + 1  # of the rounds that not all members have announced complete (G4)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from meshtraind.codecs import codec_named
 from meshtraind.executor.executor import Executor
-from meshtraind.executor.host import ExchangeMembers, ExchangeSettings
+from meshtraind.executor.host import ExchangeMembers, ExchangeMemory, ExchangeSettings
 from meshtraind.transport.connection import Connection
 from meshwire.codecs.registry import parse_codec
 from meshwire.collectives.exchange import Part
@@ -237,7 +237,7 @@ class Ring:
                 generation=self.generation, ranks=self.ranks, links=self.links(rank, link), learning=self.ranks
             ),
             first=self.first(rank),
-            result=result,
+            memory=ExchangeMemory(result),
             host=Told(
                 on_bucket=partial(self._bucket_done, rank),
                 on_result=lambda round_: self.members[rank].decoded.append(round_),

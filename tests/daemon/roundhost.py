@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from meshtraind.executor.by_codec import ExecutorsByCodec
 from meshtraind.executor.executor import Executor
 from meshtraind.rounds.driver import Rounds
 
@@ -33,7 +34,7 @@ class Told:
 
 
 def executor_of(rounds: Rounds) -> Executor:
-    """What moves the bytes of a daemon's rounds."""
+    """What moves the bytes of the newest of a daemon's rounds."""
     plane = rounds._parts.plane
-    assert isinstance(plane, Executor)
-    return plane
+    assert isinstance(plane, ExecutorsByCodec)
+    return plane._turns[-1].executor

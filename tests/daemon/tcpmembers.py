@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from meshtraind.contributions.segments import RoundForms
 from meshtraind.executor.executor import Executor
-from meshtraind.executor.host import ExchangeMembers, ExchangeSettings
+from meshtraind.executor.host import ExchangeMembers, ExchangeMemory, ExchangeSettings
 from meshtraind.transport.connection import Connection
 from meshwire.codecs.registry import parse_codec
 from meshwire.collectives.exchange import Part
@@ -89,7 +89,7 @@ class Members:
                 rank,
                 ExchangeMembers(generation=2, ranks=(0, 1), links={1 - rank: connections[rank]}, learning=(0, 1)),
                 first=1,
-                result=self._results[rank],
+                memory=ExchangeMemory(self._results[rank]),
                 host=Told(
                     on_bucket=partial(self._bucket_done, rank),
                     on_result=partial(self._decoded.__setitem__, rank),

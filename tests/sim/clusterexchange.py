@@ -18,6 +18,7 @@ from meshwire.memory_layout.footprint import ROUND_OBJECTS_BYTES, UNAPPLIED_BYTE
 from meshwire.memory_layout.shared_slots import MemoryLayout
 from meshwire.messages.job import Generation
 from meshwire.rounds.effects import Message
+from meshwire.sync_modes.codec_changes import CodecChange, CodecChanges
 
 BUCKETS = 2
 SLOT_BYTES = 64
@@ -84,11 +85,17 @@ class Own:
 
     Attributes:
         name: of the contribution; empty for poison, and where it only forwards.
+        codec: it travels in.
     """
 
     part: Part
     weight: float
     name: str
+    codec: str
+
+    def packed(self) -> bytes:
+        """As it travels."""
+        return f"{self.name}\0{self.codec}".encode() if self.name else b""
 
 
 class Exchange:
@@ -125,6 +132,7 @@ class Exchange:
         self._host = host
         self._binds = binds
         self._on_resume = on_resume
+        self.codecs: CodecChanges = ()
         self._own: dict[tuple[int, int], Own] = {}
         self._raw: dict[int, tuple[str, memoryview]] = {}  # by round, with s=0: what is to lie in the learner's slot
         self._places: dict[tuple[int, int, int], bytearray] = {}  # by round, bucket and sender
@@ -158,7 +166,7 @@ class Exchange:
             name = known.name if known is not None else written(raw)
             if self._staleness == 0:
                 self._raw.setdefault(number, (name, raw))
-        own = Own(part, weight, name)
+        own = Own(part, weight, name, self.codec_of(number))
         assert known in (None, own) or part is Part.NOTHING, "G6: rounds keep their bytes"
         self._own[number, bucket] = own
         if self._fenced:
@@ -178,7 +186,7 @@ class Exchange:
         assert raw is None or own.part is not Part.DATA or written(raw) == own.name, (
             "M1: with s=0 a part is sent from the learner's slot, where it lies as it was when it was bound"
         )
-        payload = own.name.encode()
+        payload = own.packed()
         header = Header(
             kind=Kind.CHUNK,
             payload_bytes=len(payload),
@@ -228,10 +236,11 @@ class Exchange:
             said = f"{header.contributors:b} with {header.weight}, bound are {bound[0]:b} with {bound[1]}"
             self._host.chunk_broken(header.step, f"round {header.round}, bucket {header.bucket}: of {said}")
             return True
-        name = bytes(self._places[header.round, header.bucket, header.step]).decode()
+        name, _, codec = bytes(self._places[header.round, header.bucket, header.step]).decode().partition("\0")
+        assert not name or codec == self.codec_of(header.round), "C6: a round travels in one codec"
         poison = Part.POISON if header.flags is Flags.POISON else Part.NOTHING
         part = Part.DATA if name else poison
-        self._arrive(header.step, header.round, header.bucket, Own(part, header.weight, name))
+        self._arrive(header.step, header.round, header.bucket, Own(part, header.weight, name, codec))
         return True
 
     def lacks(self, number: int) -> Iterator[tuple[int, int, int]]:
@@ -375,6 +384,14 @@ class Exchange:
         self._places.clear()
         self._whole = {number for number in self._whole if number <= cut}
         self._results = {number: results for number, results in self._results.items() if number <= cut}
+
+    def codec_of(self, number: int) -> str:
+        """In which a round travels."""
+        return next((change.codec for change in reversed(self.codecs) if change.first <= number), "fp32")
+
+    def take_codecs(self, changes: Sequence[CodecChange]) -> None:
+        assert self._fenced, "C6: the codec changes between generations"
+        self.codecs = tuple(changes)
 
     def resume(self) -> None:
         self._on_resume()

@@ -21,7 +21,7 @@ import numpy as np
 from meshtraind.bench import memory, vectors
 from meshtraind.bench.settings import ROUND_TIMEOUT_S, WORKER_TIMEOUT_S, BenchError, plan_of
 from meshtraind.executor.executor import Executor
-from meshtraind.executor.host import ExchangeMembers, ExchangeSettings
+from meshtraind.executor.host import ExchangeMembers, ExchangeMemory, ExchangeSettings
 from meshtraind.learner.shared_memory import SharedMemory
 from meshtraind.machine.event_loop import loop_factory
 from meshtraind.machine.facts import peak_bytes
@@ -180,7 +180,7 @@ class Peer:
                 learning=ranks,
             ),
             first=1,
-            result=self._result,
+            memory=ExchangeMemory(self._result),
             host=self,
         )
         return {}

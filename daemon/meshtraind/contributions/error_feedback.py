@@ -147,6 +147,15 @@ class Residual:
         with np.errstate(over="ignore", invalid="ignore"):  # found when it is encoded
             self._shift(ran, run, start, _in_units(values, weight, left_by))
 
+    def owes(self, run: int) -> bool:
+        """Whether anything was ever left out of a run, or may come back to it from a round that is not settled."""
+        return run in self.weights or any(run in before.runs for before in self._before.values())
+
+    @property
+    def empty(self) -> bool:
+        """Nothing is left out, and nothing will come back."""
+        return not self._before and not self.values.any()
+
     def close(self) -> None:
         """Lets go of its vector, also where somebody still refers to this: nothing is owed any more."""
         self.values = np.empty(0, np.float32)
@@ -216,6 +225,7 @@ class Feedback:
         count: of values.
         decay: of both residuals.
         momentum: that the codec takes over from the optimizer; None: it does not.
+        worker: whose residual as a worker it is; None: its own.
 
     Attributes:
         worker: in units of w*g.
@@ -226,8 +236,11 @@ class Feedback:
             the model.
     """
 
-    def __init__(self, count: int, decay: float = 1.0, momentum: Momentum | None = None) -> None:
-        self.worker = Residual(count, decay)
+    def __init__(
+        self, count: int, decay: float = 1.0, momentum: Momentum | None = None, worker: Residual | None = None
+    ) -> None:
+        self._shares_worker = worker is not None
+        self.worker = Residual(count, decay) if worker is None else worker
         self.owner = Residual(count, decay)
         self.velocity = Velocity(count, momentum.factor) if momentum is not None else None
         self._weights: dict[Run, tuple[float, float]] = {}  # by bucket: of all and this one, when it finished the last
@@ -273,12 +286,14 @@ class Feedback:
             owed[:] = 0
 
     def close(self) -> None:
-        """Lets go of all vectors."""
-        for residual in (self.worker, self.owner, self.velocity):
+        """Lets go of its vectors."""
+        for residual in (None if self._shares_worker else self.worker, self.owner, self.velocity):
             if residual is not None:
                 residual.close()
 
 
-def feedback_of(codec: CodecSpec, count: int, momentum: Momentum | None) -> Feedback | None:
-    """What a job's codec needs of error feedback; None for a codec without."""
-    return Feedback(count, codec.decay, momentum) if codec.error_feedback else None
+def feedback_of(
+    codec: CodecSpec, count: int, momentum: Momentum | None, worker: Residual | None = None
+) -> Feedback | None:
+    """What a job's codec needs of error feedback; None for a codec without. `worker` as in `Feedback`."""
+    return Feedback(count, codec.decay, momentum, worker) if codec.error_feedback else None

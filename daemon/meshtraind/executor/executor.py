@@ -27,7 +27,14 @@ from meshtraind.contributions.results import EncodedRound, RoundResults
 from meshtraind.contributions.seeds import member_seed
 from meshtraind.contributions.segments import RoundForm, RoundForms, Segment
 from meshtraind.executor.compute import Calculation
-from meshtraind.executor.host import BindsOfRounds, ChunkTrace, ExchangeMembers, ExchangeSettings, RoundHost
+from meshtraind.executor.host import (
+    BindsOfRounds,
+    ChunkTrace,
+    ExchangeMembers,
+    ExchangeMemory,
+    ExchangeSettings,
+    RoundHost,
+)
 from meshtraind.executor.projections import Projections
 from meshtraind.executor.reducers import Materials, reducer_for
 from meshtraind.executor.round_buffers import RoundMemory
@@ -51,7 +58,6 @@ class Executor:
     Args:
         members: of the generation in which it begins.
         first: the job's first round; None where this member comes in later.
-        result: slot for the means, `plan.total_values` long.
         host: hears what becomes of rounds.
         binds: what chunks are compared with (R2); without it nothing was bound, as in a benchmark.
         trace: None: nobody notes chunks.
@@ -64,7 +70,7 @@ class Executor:
         members: ExchangeMembers,
         *,
         first: int | None,
-        result: Values,
+        memory: ExchangeMemory,
         host: RoundHost,
         binds: BindsOfRounds | None = None,
         trace: ChunkTrace | None = None,
@@ -74,7 +80,7 @@ class Executor:
         plan, momentum, staleness = settings.plan, settings.momentum, settings.staleness
         self._collective = collective_for(codec, settings.topology)
         self._forms = RoundForms(plan, codec)
-        self._feedback = feedback_of(codec, plan.total_values, momentum)
+        self._feedback = feedback_of(codec, plan.total_values, momentum, memory.owed)
         self._job = settings.job
         self._staleness = staleness
         self._host = host
@@ -94,7 +100,7 @@ class Executor:
         self._memory = RoundMemory(self._forms, rounds, self._projections, reducer)
         self._second_phases = SecondPhases(self._memory.own, self)
         self._calculation = Calculation(
-            self._forms, self._memory, result, self._projections, reducer, host, self._second_phases
+            self._forms, self._memory, memory.result, self._projections, reducer, host, self._second_phases
         )
         self._slot = self._calculation.slot
         self._settling = Slices(self._projections.projected.settle_one)
@@ -182,6 +188,12 @@ class Executor:
             for index in before.owned(bucket.index):
                 if index not in owned:
                     yield (bucket.start, bucket.count), segments[index]
+
+    def _owned(self, form: RoundForm, strategy: Strategy) -> Iterator[tuple[Run, Segment]]:
+        """What this member finishes: (bucket, segment)."""
+        for bucket, segments in zip(form.layout.plan.buckets, form.segments, strict=True):
+            for index in strategy.owned(bucket.index):
+                yield (bucket.start, bucket.count), segments[index]
 
     # Rounds that members hold and others lack
 
@@ -348,6 +360,27 @@ class Executor:
         in slices, the rest at arrival. `on_result` follows, never from within this call."""
         round_ = self._memory.rounds.get(number)
         self._slot.open(number, () if round_ is None else round_.finals)
+
+    def release_result(self) -> None:
+        """The result slot is another executor's from now on."""
+        self._slot.release()
+
+    @property
+    def feeds_back(self) -> bool:
+        """What its encodings leave out is sent later."""
+        return self._feedback is not None
+
+    @property
+    def idle(self) -> bool:
+        """It keeps nothing of any round."""
+        return not self._memory.rounds and not self._memory.own
+
+    def hand_over(self) -> None:
+        """Its last round is complete: what this member still owes as the owner of shards it sends as a worker, like
+        that of a shard whose owner changes."""
+        if self._feedback is not None and self._collective.reduction.owner_feedback:
+            owned = (self._owned(form, self._strategies[form]) for form in self._forms)
+            self._feedback.enter(self._host.complete, chain.from_iterable(owned))
 
     def forget(self, number: int) -> None:
         """Frees a round that every member holds (G5) and this learner needs no more."""

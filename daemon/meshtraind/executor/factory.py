@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from meshtraind.executor.executor import Executor
+from meshtraind.executor.by_codec import ExecutorsByCodec
 from meshtraind.executor.host import BindsOfRounds, ChunkTrace, ExchangeMembers, ExchangeSettings, RoundHost
 from meshtraind.transport.round_link import RoundLink
 from meshwire.messages.job import Generation
@@ -29,7 +29,7 @@ class ExecutorFactory:
 
     def make(
         self, rank: int, generation: Generation, first: int | None, host: RoundHost, binds: BindsOfRounds
-    ) -> Executor:
+    ) -> ExecutorsByCodec:
         """In this generation, beginning with the round `first`; None: where this member comes in later."""
         members = ExchangeMembers(
             generation=generation.hash64(),
@@ -37,7 +37,7 @@ class ExecutorFactory:
             links=self._links,
             learning=generation.learning,
         )
-        return Executor(
+        return ExecutorsByCodec(
             self._settings,
             rank,
             members,

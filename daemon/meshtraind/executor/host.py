@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from meshtraind.codecs.base import Values
+from meshtraind.contributions.error_feedback import Residual
 from meshtraind.transport.round_link import RoundLink
 from meshwire.frames.header import Header
 from meshwire.model.manifest import Momentum
@@ -46,6 +48,19 @@ class ExchangeMembers:
     ranks: tuple[int, ...]
     links: Mapping[int, RoundLink]
     learning: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeMemory:
+    """What an executor shares with others of the same history, each of which has its own rounds (C6).
+
+    Attributes:
+        result: slot for the means, as long as the plan's vector.
+        owed: what this member has left out as a worker; None: nobody else keeps it.
+    """
+
+    result: Values
+    owed: Residual | None = None
 
 
 class RoundHost(Protocol):

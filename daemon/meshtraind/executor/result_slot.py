@@ -87,6 +87,12 @@ class ResultSlot:
         if number == self.round:
             self._arrived.clear()
 
+    def release(self) -> None:
+        """The slot is somebody else's: nothing is put there any more."""
+        self.round = 0
+        self._arrived.clear()
+        self._expansion = None
+
     def close(self) -> None:
         """Lets go of the slot: a view of the shared memory would keep all of it mapped."""
         self._slices.stop()

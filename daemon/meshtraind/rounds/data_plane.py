@@ -10,6 +10,7 @@ from meshtraind.transport.round_link import RoundLink
 from meshwire.collectives.exchange import Part
 from meshwire.frames.header import Header
 from meshwire.messages.job import Generation
+from meshwire.sync_modes.codec_changes import CodecChange
 
 if TYPE_CHECKING:  # numpy, which nothing here needs
     from meshtraind.contributions.results import EncodedRound
@@ -75,6 +76,9 @@ class DataPlane(Protocol):
         """Lets go of links and memory."""
 
     # From one generation to the next
+
+    def take_codecs(self, changes: Sequence[CodecChange]) -> None:
+        """In a fence: what the history has changed, that this member enters or catches up with (C6)."""
 
     def fence(self) -> None:
         """From now on nothing of the generation is sent, lands or completes (G2). Own parts are kept."""

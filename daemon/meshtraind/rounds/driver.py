@@ -157,6 +157,7 @@ class Rounds:
         loadable_after = entry.complete + (builds_on(parse_codec(spec.codec), staleness) if in_the_middle else 0)
         self.learner = LearnerInputs(self._parts, self._performer, self, loadable_after)
         self.crossing.fence()
+        self.crossing.take_codecs(entry.codecs)
         self.learner.dead("its script has not loaded yet")
         self._stall = StallWatch(stall_s)
         self.closed = False

@@ -5,9 +5,11 @@ from meshtraind.contributions.results import EncodedRound
 from meshtraind.rounds.catchup import FalseRoundError
 from meshtraind.rounds.effects import EffectPerformer, RoundParts, Stage
 from meshtraind.rounds.history import completion
+from meshwire.memory_layout.footprint import unapplied_max
 from meshwire.messages.generation import DealState, Enter, ServedRound, Standing
 from meshwire.messages.job import Generation
 from meshwire.rounds.inputs import FenceRaised, GenerationEntered, LearnerTakenIn, LearningChanged, RoundServed
+from meshwire.sync_modes.codec_changes import CodecChanges
 
 
 class GenerationChange:
@@ -47,9 +49,16 @@ class GenerationChange:
             linked=(),
             counted=self._counted,
             learning=self._learning,
+            codecs=history.codecs,
+            ahead=self._parts.spec.sync.staleness + 1,
         )
 
     # To the cut
+
+    def take_codecs(self, codecs: CodecChanges) -> None:
+        """C6: which rounds of the history that is kept travel in which codec."""
+        self._parts.history.codecs = codecs
+        self._parts.plane.take_codecs(codecs)
 
     @property
     def deal(self) -> DealState | None:
@@ -98,11 +107,17 @@ class GenerationChange:
         """G6: from now on this generation's rounds are taken; those above the cut begin anew."""
         self._count(enter.counted, enter.learning)
         parts, performer = self._parts, self._performer
+        self.take_codecs(enter.codecs)
         performer.generation = enter.generation
         performer.stage = Stage.ENTERED
         parts.plane.enter(enter.generation, generation.ranks, parts.links, enter.cut, learning=generation.learning)
         computes = parts.rank in generation.learning
-        performer.handle(GenerationEntered(generation.ranks, enter.cut, dict(enter.complete), computes=computes))
+        round_bytes = parts.plane.round_bytes(parts.spec.peers_max or len(generation.members))
+        kept = unapplied_max(round_bytes, parts.spec.sync.staleness)
+        completes = dict(enter.complete)
+        performer.handle(
+            GenerationEntered(generation.ranks, enter.cut, completes, computes=computes, unapplied_max=kept)
+        )
 
     def resume(self, generation: Generation) -> None:
         """All have entered: what waited is sent. The deal of samples follows the generation only now, for one that some

@@ -9,6 +9,7 @@ from meshwire.messages.generation import DealState, ServedRound
 from meshwire.messages.job import Generation
 from meshwire.rounds.chain import START, chain
 from meshwire.rounds.effects import RoundComplete
+from meshwire.sync_modes.codec_changes import CodecChanges
 
 SERVED_BYTES_MAX = limits.CONTROL_BYTES_MAX // 2  # of one reply
 
@@ -25,6 +26,7 @@ class Entry:
         counted, learning: the newest generation that the deal is to follow, and whose learners compute in it (X3); 0:
             the one in which the rounds begin.
         anew: no member holds an earlier round: the codec begins as at the start of the job.
+        codecs: that the history has gone over to (C6).
     """
 
     complete: int = 0
@@ -34,6 +36,7 @@ class Entry:
     counted: int = 0
     learning: tuple[int, ...] = ()
     anew: bool = False
+    codecs: CodecChanges = ()
 
     def follows(self, begins_in: Generation) -> tuple[int, tuple[int, ...]]:
         """X3: number and learning ranks of the newest generation that the deal follows, if rounds begin in this one."""
@@ -46,11 +49,13 @@ class RoundHistory:
     Attributes:
         complete: the newest round.
         samples: in all of them; void ones count, for their samples are not dealt again (X5).
+        codecs: that it has gone over to.
     """
 
     def __init__(self, entry: Entry) -> None:
         self.complete = entry.complete
         self.samples = entry.samples
+        self.codecs: CodecChanges = entry.codecs
         self._chains = deque([entry.chain], maxlen=limits.CHAINS_MAX)
         self._rounds: dict[int, RoundComplete] = {}
 

@@ -46,6 +46,7 @@ from meshwire.membership.effects import (
 from meshwire.membership.inputs import (
     CannotCatchUp,
     CaughtUpToCut,
+    CodecAsked,
     FarthestRoundTrip,
     HoldingLost,
     Input,
@@ -62,6 +63,7 @@ from meshwire.membership.inputs import (
 )
 from meshwire.membership.lineage import Path, rank_of
 from meshwire.membership.machine import Membership
+from meshwire.membership.proposal_checks import codecs_wrong
 from meshwire.membership.record import MembershipStart
 from meshwire.membership.requests import Kind
 from meshwire.messages.generation import AskIn, Enter, Holding, PathStep, Standing, Where
@@ -309,7 +311,10 @@ class MembershipDriver(Generic[M]):
 
     def notice(self, device: str, body: Message) -> None:
         """A message of a member, or of one that was or wants to be one."""
-        if isinstance(body, AskIn) and self._host.founding and self._job.spec.restarts_max is None:
+        spec = self._job.spec
+        if isinstance(body, Enter) and (wrong := codecs_wrong(body, spec)):
+            self.refuse(device, wrong)
+        elif isinstance(body, AskIn) and self._host.founding and spec.restarts_max is None:
             self._asking[device] = body
         else:
             self._take(MessageFrom(device, body))
@@ -317,6 +322,10 @@ class MembershipDriver(Generic[M]):
     def wish(self, kind: Kind) -> None:
         """This member's learner computes no more, or is ready to; or this member leaves."""
         self._take(RequestMade(kind))
+
+    def ask_codec(self, codec: str | None) -> None:
+        """A person asks for another codec (C6), or takes that back."""
+        self._take(CodecAsked(codec))
 
     def refuse(self, device: str, reason: str) -> None:
         """A member broke the protocol (G10)."""

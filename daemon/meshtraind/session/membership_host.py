@@ -471,7 +471,7 @@ class MembershipHost(Generic[C]):
         if newest is None or newest.round != enter.cut or bytes.fromhex(newest.manifest.chain) != enter.chain:
             raise RequestFailed(f"the checkpoint after round {enter.cut} is gone")
         saved = newest.manifest
-        entry = Entry(enter.cut, enter.chain, saved.samples, saved.deal, anew=True)
+        entry = Entry(enter.cut, enter.chain, saved.samples, saved.deal, anew=True, codecs=enter.codecs)
         return Beginning(self._maker.model(), saved.space, entry, self._barriers.passed)
 
     @property

@@ -83,6 +83,14 @@ class RequestMade:
 
 
 @dataclass(frozen=True, slots=True)
+class CodecAsked:
+    """A person asks for another codec (C6). It is repeated until a generation in which learners compute brings it;
+    a newer one replaces it, and None takes it back."""
+
+    codec: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class SteppedOut:
     """This device has nothing to bring into the rounds: it asks to be taken in, and gets what it lacks."""
 
@@ -139,6 +147,7 @@ Input = (
     | ViolationSeen
     | WasAway
     | RequestMade
+    | CodecAsked
     | SteppedOut
     | Holding
     | HoldingLost

@@ -17,6 +17,7 @@ from meshwire.membership.effects import Effect, MembershipPhase, Message, Turned
 from meshwire.membership.inputs import (
     CannotCatchUp,
     CaughtUpToCut,
+    CodecAsked,
     FarthestRoundTrip,
     HoldingLost,
     Input,
@@ -164,6 +165,8 @@ class Membership:
                 state.own_request.say(kind)
                 if state.phase is not MembershipPhase.OUT:
                     state.tell_wish(now_s)
+            case CodecAsked(codec):
+                state.codec_asked = codec
             case SteppedOut(reason):
                 if state.phase is not MembershipPhase.OUT:
                     self._leave(reason, now_s)

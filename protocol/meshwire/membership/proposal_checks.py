@@ -2,10 +2,13 @@
 
 from collections.abc import Collection
 
+from meshwire.codecs.registry import parse_codec
+from meshwire.collectives.strategy import collective_for
 from meshwire.membership.lineage import rank_of
 from meshwire.messages.generation import Enter, Promised, Standing
 from meshwire.messages.group import GroupWorld
-from meshwire.messages.job import Generation, Member
+from meshwire.messages.job import Generation, JobSpec, Member
+from meshwire.sync_modes.codec_changes import refusal_of_change
 
 NUMBER_MAX = 2**32 - 1
 NUMBER_LEAP_MAX = 2**20  # above what is known: more changes than a job sees, and a few lies do not use the numbers up
@@ -97,7 +100,31 @@ def enter_wrong(enter: Enter, generation: Generation, rank: int, standing: Stand
         return "this member's history is not the one that it keeps"
     if enter.source == rank and standing.complete < enter.cut:
         return "its source lacks rounds"
+    bound = standing.complete + standing.ahead
+    if any(change.first <= bound for change in {*enter.codecs} - {*standing.codecs}):
+        return f"it changes the codec of rounds up to {bound}, which this member may have bound"
     return None
+
+
+def codecs_wrong(enter: Enter, spec: JobSpec) -> str | None:
+    """C6: can the job go over to these codecs, one after the other?"""
+    firsts = [change.first for change in enter.codecs]
+    if firsts != sorted(set(firsts)):
+        return f"its changes of codec begin at the rounds {firsts}"
+    for change in enter.codecs:
+        if why := codec_refusal(spec, change.codec):
+            return f"it goes over to another codec: {why}"
+    return None
+
+
+def codec_refusal(spec: JobSpec, typed: str) -> str | None:
+    """Why a job that runs cannot go over to a codec as it was typed; None if it can."""
+    try:
+        codec = parse_codec(typed)
+        collective_for(codec, spec.topology)
+    except ValueError as error:
+        return str(error)
+    return refusal_of_change(spec.sync, parse_codec(spec.codec), codec)
 
 
 def _is_elsewhere(world: GroupWorld | None, generation: Generation, among: Collection[int]) -> bool:

@@ -16,6 +16,7 @@ from meshwire.messages.generation import Enter, Standing
 from meshwire.messages.group import GroupWorld
 from meshwire.messages.job import Generation, Member
 from meshwire.rounds.chain import START
+from meshwire.sync_modes.codec_changes import CodecChange, changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +161,16 @@ def enter_message(
         giver=min(given or [rank for rank in together if standings[rank].holding.begins] or together, default=0),
         given=bool(given),
         world=next_world(generation, standings, kept.source, kept.reload),
+        codecs=_codecs(generation, standings, kept),
     )
+
+
+def _codecs(generation: Generation, standings: Mapping[int, Standing], kept: KeptHistory) -> tuple[CodecChange, ...]:
+    """C6: those of the history that is kept, and what is asked for while learners compute; by several, the lowest
+    rank's: the others ask again."""
+    asked = [held.asks_codec for _, held in sorted(standings.items()) if held.asks_codec is not None]
+    ahead = max(held.ahead for held in standings.values())
+    return changed(standings[kept.source].codecs, kept.cut, ahead, asked[0] if asked and generation.learning else None)
 
 
 def next_world(

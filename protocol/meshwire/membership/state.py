@@ -64,6 +64,7 @@ class MembershipState:
         self._later: Generation | None = None  # of the newest root that others have told of
         self.unsure: set[str] = set()  # devices whose links are new, and which have not said where they are
         self.own_request = OwnRequest()
+        self.codec_asked: str | None = None  # by a person, of this device (C6)
         self.samples = 0
         self.holding = Holding(base=generation is not None)  # of the history entered, as the shell said last
         # G9, at the job's beginning: whose learners are to begin together
@@ -377,7 +378,12 @@ class MembershipState:
         told = (*later, *own)
         votes, untold = told[: limits.ATTEMPTS_MAX + 1], told[limits.ATTEMPTS_MAX + 1 :]
         forgot = max((vote.number for vote in untold), default=0)  # what finds no room counts as forgotten
-        say = {"linked": self.links.ranks(self.change), "votes": votes, "forgot": max(forgot, self.votes.forgot)}
+        say = {
+            "linked": self.links.ranks(self.change),
+            "votes": votes,
+            "forgot": max(forgot, self.votes.forgot),
+            "asks_codec": self.codec_asked,
+        }
         if held is not None:
             say["holding"] = held.holding
         if self.entered is None:
@@ -408,6 +414,8 @@ class MembershipState:
         """All rounds up to the cut are here. Receiving is on before the others hear of it."""
         generation = self.entered = self.change
         self.way, self.awaited = self._committed.way, self._committed.awaited
+        if self._committed.codecs and self._committed.codecs[-1].codec == self.codec_asked:
+            self.codec_asked = None
         if self.way != "wait":
             self._went_on = generation
         if self.awaited and not self._committed.given:

@@ -5,7 +5,7 @@ on the number of members, so that codec state survives a change of membership.
 """
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import msgpack
@@ -137,8 +137,7 @@ def plan_buckets(manifest: ModelManifest, bucket_bytes: int = BUCKET_BYTES, code
             "possible: make them larger"
         )
     spans, total_values = _placed(coded + whole + buffers)
-    selects = codec is not None and codec.family.selects
-    segment_values = values_per_segment(total_values, SELECTED_VALUES_MIN if selects else SEGMENT_VALUES_MIN)
+    segment_values = values_per_segment(total_values, _least_segment(codec))
     buckets: list[Bucket] = []
     first = 0
     for index, tensor_count in enumerate(groups):
@@ -147,6 +146,19 @@ def plan_buckets(manifest: ModelManifest, bucket_bytes: int = BUCKET_BYTES, code
         buckets.append(Bucket(index, start, end - start, range(first, first + tensor_count), segment_values, index))
         first += tensor_count
     return Plan(segment_values, total_values, spans, tuple(buckets), coded_buckets, parameter_buckets, manifest.travel)
+
+
+def plan_for(plan: Plan, codec: CodecSpec) -> Plan:
+    """The same values in the same buckets, cut into segments as another codec wants them (C6)."""
+    segment_values = values_per_segment(plan.total_values, _least_segment(codec))
+    if segment_values == plan.segment_values:
+        return plan
+    buckets = tuple(replace(bucket, segment_values=segment_values) for bucket in plan.buckets)
+    return replace(plan, segment_values=segment_values, buckets=buckets)
+
+
+def _least_segment(codec: CodecSpec | None) -> int:
+    return SELECTED_VALUES_MIN if codec is not None and codec.family.selects else SEGMENT_VALUES_MIN
 
 
 def _placed(tensors: list[tuple[int, TensorSpec]]) -> tuple[tuple[Span, ...], int]:

@@ -346,7 +346,8 @@ class RoundMachine:
             return f"entered a generation of the ranks {ranks} (G2)"
         before, learner = self._table, self._learner
         learner.begins = learner.based and entered.computes and learner.applied == cut
-        self.settings = self._learner.settings = replace(self.settings, ranks=ranks)
+        kept = self.settings.unapplied_max if entered.unapplied_max is None else entered.unapplied_max
+        self.settings = self._learner.settings = replace(self.settings, ranks=ranks, unapplied_max=kept)
         self._table = before.entered(self.settings, entered.completes)
         self._calls = Calls()
         self._fenced = False

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from meshtraind.codecs.base import Values
 from meshtraind.executor.executor import Executor
-from meshtraind.executor.host import ExchangeMembers, ExchangeSettings
+from meshtraind.executor.host import ExchangeMembers, ExchangeMemory, ExchangeSettings
 from meshwire.codecs.registry import parse_codec
 from meshwire.collectives.exchange import Part
 from meshwire.model.plan import plan_buckets
@@ -52,7 +52,7 @@ class Members:
                 learning=ranks,
             ),
             first=1,
-            result=self.results[rank],
+            memory=ExchangeMemory(self.results[rank]),
             host=Told(
                 on_bucket=lambda *_: None,
                 on_result=partial(self._decoded, rank),
