@@ -19,6 +19,7 @@ from meshwire.messages.job import Generation, Metrics, RankReport
 from meshwire.messages.learner import SampleSpace
 from meshwire.rounds.chain import START
 from meshwire.rounds.effects import RoundComplete
+from meshwire.sync_modes.codec_changes import CodecChanges
 from meshwire.sync_modes.mode import SyncSettings
 from meshwire.timeouts import Timeouts
 from tests.sim.clusterdaemon import Daemon, device_of, member_of
@@ -116,6 +117,7 @@ class Cluster:
         self._entered: dict[int, set[tuple[str, int]]] = {}  # by generation: who has entered it
         self._lives: dict[int, set[tuple[str, int]]] = {}  # by generation: its members
         self._cuts: dict[int, tuple[int, bytes]] = {}
+        self.codecs: dict[int, CodecChanges] = {}  # by generation
         self._starts: dict[int, bytes] = {}  # by generation: whose start its learners' bases are of
         self._found()
 
@@ -217,6 +219,7 @@ class Cluster:
         held = (0, START) if daemon.rounds is None else (daemon.rounds.history.complete, daemon.rounds.history.chain)
         assert held[0] == enter.cut, "G6: whoever enters holds the rounds up to the cut, no more"
         assert held[1] == enter.chain, "G4: whoever enters has the history that is kept"
+        assert self.codecs.setdefault(key, enter.codecs) == enter.codecs, "C6: all go over to one codec at one round"
         lives = {(member.device, member.incarnation) for member in generation.live.values()}
         assert self._lives.setdefault(key, lives) == lives
         self.line.entered(generation)
@@ -380,6 +383,10 @@ class Cluster:
             assert self.over or self.least_complete >= wanted, f"no more rounds:\n{self.story()}"
             if self.well():
                 break
+        for daemon in self.daemons if self.well() else ():
+            if daemon.alive and (known := daemon.machine.generation) is not None and known.learning:
+                asked = daemon.machine._state.codec_asked
+                assert asked is None, f"C6: {daemon.name} is asked for {asked}, and it is not done:\n{self.story()}"
 
     @property
     def over(self) -> bool:

@@ -30,6 +30,7 @@ from meshwire.messages.generation import CatchUp
 from meshwire.messages.job import BaseHash, Generation, GivenUp, Member
 from meshwire.messages.link import Software
 from meshwire.rounds.effects import Message
+from meshwire.sync_modes.codec_changes import newest_codec
 from tests.sim.clusterconnection import LinkEnd
 from tests.sim.clusterdisk import Disk
 from tests.sim.clusterexchange import Chunk, News
@@ -406,6 +407,15 @@ class Daemon(Node):
         if self.rounds is not None and self.host.may_leave and not self.leaving:
             self.leaving = True
             self.tasks.spawn(self._leave(), "leave")
+
+    def ask_codec(self, codec: str) -> None:
+        """`meshtrain change --codec`, where there are rounds and it is not in force."""
+        generations = self.host.generations
+        if self.rounds is None or generations is None or self.leaving:
+            return
+        if newest_codec(self.world.spec.codec, self.rounds.history.codecs) != codec:
+            self.world.tell(self.name, f"is asked for --codec {codec}")
+            generations.ask_codec(codec)
 
     async def _leave(self) -> None:
         await self.host.leave()

@@ -18,6 +18,8 @@ KINDS = (
     *("kill learner", "kill learner", "kill all learners", "pause", "hang", "poison"),
 )
 WAKES = {"sleep": Wake.IN_ORDER, "sleep, timers first": Wake.TIMERS_FIRST, "sleep, messages first": Wake.MESSAGES_FIRST}
+CODECS = ("fp32", "int8", "topk:0.01", "fp16")  # that people ask for
+ASKED = 0.4  # of the clusters are asked for another codec
 FIXED = 0.3  # of the clusters in which every learner is waited for
 FOR_S = (0.1, 0.5, 1.0, 3.0, 8.0, 20.0)
 TIMED = 0.4  # of the faults wait for a moment of the protocol
@@ -117,7 +119,18 @@ def random_schedule(seed: int, kinds: Sequence[str] = (), count: int = 0) -> Sch
     if random.random() < 0.3:  # all at about the same time
         times_s = [times_s[0] + random.uniform(0.0, 0.5) for _ in times_s]
     faults = tuple(random_fault(random, at_s, random.choice(kinds), devices) for at_s in sorted(times_s))
-    return Schedule(seed, setting, faults, within_s)
+    return Schedule(seed, setting, tuple(sorted((*faults, *_asks(seed, devices, within_s)), key=_at_s)), within_s)
+
+
+def _asks(seed: int, devices: int, within_s: float) -> list[Fault]:
+    """People who ask for another codec; drawn apart, so that what else befalls a cluster stays what it was."""
+    random = Random(f"codecs {seed}")
+    count = random.choice([1, 1, 2, 4]) if random.random() < ASKED else 0
+    return [random_fault(random, random.uniform(0.2, within_s), "ask codec", devices) for _ in range(count)]
+
+
+def _at_s(fault: Fault) -> float:
+    return fault.at_s
 
 
 def random_fault(random: Random, at_s: float, kind: str, devices: int) -> Fault:
@@ -154,6 +167,8 @@ def befall(cluster: Cluster, fault: Fault) -> None:
         cluster.restart(fault.one)
     elif fault.kind == "leave":
         one.do(one.wish_leave)
+    elif fault.kind == "ask codec":
+        one.do(partial(one.ask_codec, CODECS[fault.other % len(CODECS)]))
     elif fault.kind in WAKES:
         cluster.sleep(fault.one, fault.for_s, WAKES[fault.kind])
     elif fault.kind == "kill learner":
