@@ -11,7 +11,7 @@ from meshtrain.cli.commands.doctor import doctor
 from meshtrain.cli.commands.exchange import codecs, topology
 from meshtrain.cli.commands.get import get
 from meshtrain.cli.commands.init import init
-from meshtrain.cli.commands.jobs import cancel, jobs, leave
+from meshtrain.cli.commands.jobs import cancel, change, jobs, leave
 from meshtrain.cli.commands.logs import logs
 from meshtrain.cli.commands.mesh import pair, peers, status, unpair
 from meshtrain.cli.commands.planning import plan, whatif
@@ -104,6 +104,7 @@ app.command(epilog=examples("meshtrain dashboard", "meshtrain dashboard --no-ope
 app.command(epilog=examples("meshtrain logs -f", "meshtrain logs -n 20 --rank bert x7k"))(logs)
 app.command(epilog=examples("meshtrain checkpoints", "meshtrain checkpoints x7k --json"))(checkpoints)
 app.command(epilog=examples("meshtrain cancel x7k", "meshtrain cancel --now x7k p4w"))(cancel)
+app.command(epilog=examples("meshtrain change x7k --codec int8", "meshtrain change x7k --codec topk:0.01"))(change)
 app.command(epilog=examples("meshtrain leave x7k"))(leave)
 app.command(epilog=examples("meshtrain get", "meshtrain get x7k rank0/model.pt -o results"))(get)
 app.command(

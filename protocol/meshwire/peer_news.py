@@ -58,6 +58,11 @@ def news(before: JobSummary, after: JobSummary) -> list[str]:
     lost += [why for why in unlinkable(after) if why not in unlinkable(before)]
     if after.generation != before.generation:
         lost += provisional(after)
+    lost += [
+        f"from round {one.first} on gradients travel in {printable(one.codec)}"
+        for one in after.codecs
+        if one not in before.codecs
+    ]
     if not before.generation or not after.generation or after.state not in UNDER_WAY:
         return lost
     if after.restarted is not None:  # all scripts began anew, with whoever is there: one line says it all

@@ -28,6 +28,7 @@ from meshwire.messages.local import (
     AskTogether,
     Attach,
     Cancel,
+    ChangeCodec,
     EnvironmentMade,
     GetJobs,
     GetPeers,
@@ -185,6 +186,8 @@ class LocalHandler:
             case Leave():
                 await questions.leave(body.job)
                 return Done()
+            case ChangeCodec():
+                return await questions.change_codec(body)
             case Fetch():
                 return await questions.fetch(body, forward=True)
             case ListOutputs():

@@ -42,7 +42,7 @@ from meshwire.messages.job import (
     OutputFile,
     Outputs,
 )
-from meshwire.messages.local import Cancel, Watch, Watched
+from meshwire.messages.local import Cancel, ChangeCodec, CodecTaken, Watch, Watched
 
 log = logging.getLogger(__name__)
 
@@ -191,6 +191,17 @@ class JobQueries:
         session.job.left = True
         session.end("cancelled", reason, now=False, tell=False)
         await session.closed.wait()
+
+    async def change_codec(self, body: ChangeCodec) -> CodecTaken:
+        """A person asks for another codec in a job that runs here. Raises RequestFailed where that does not go."""
+        session = self._registry.session(body.job)
+        if session is None:
+            summary = await self._summary(body.job, ask_others=True)
+            if summary.ended_at_s is not None:
+                raise RequestFailed(f"job {body.job} has ended: it is {summary.state}")
+            there = " or ".join(summary.members[rank].name for rank in summary.present) or "one that takes part"
+            raise RequestFailed(f"job {body.job} does not run on this device: ask on {there}")
+        return await session.change_codec(body.codec)
 
     async def _cancel_elsewhere(self, body: Cancel, summary: JobSummary) -> None:
         """Asks a member to end the job; first one that is in it now, for it can save what the job has learned."""

@@ -658,6 +658,7 @@ class MembershipDriver(Generic[M]):
     def _enter(self, generation: Generation, enter: Enter) -> None:
         self._job.hashes.forget(above=enter.cut)
         self._job.take(generation, enter.awaited)
+        self._job.take_codecs(enter.codecs)
         self._enter_of_now = enter
         for member in generation.live.values():
             self._asking.pop(member.device, None)  # it is in

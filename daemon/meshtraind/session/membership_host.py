@@ -661,6 +661,17 @@ class MembershipHost(Generic[C]):
         return running and generation is not None and self._job.rank in self._job.counted
 
     @property
+    def computes_somewhere(self) -> bool:
+        """This device is in a generation in which learners compute."""
+        generation = self._job.generation
+        return not self.is_out and generation is not None and bool(generation.learning)
+
+    def ask_codec(self, codec: str | None) -> None:
+        """A person asks for another codec (C6), or takes that back."""
+        if self.generations is not None:
+            self.generations.ask_codec(codec)
+
+    @property
     def is_out(self) -> bool:
         """This device is in no generation, and asks in."""
         return self.generations is None or self.generations.out

@@ -30,13 +30,17 @@ from meshtraind.storage.job_record import Job
 from meshtraind.storage.state_transfer import StateFiles
 from meshtraind.transport.connection import Connection, RequestFailed
 from meshwire import limits
+from meshwire.codecs.registry import parse_codec
 from meshwire.jobs.checkpoint_schedule import CheckpointSchedule
 from meshwire.jobs.lifecycle import JobEvent, JobState, job_number
+from meshwire.membership.proposal_checks import codec_refusal
 from meshwire.message_base import Wire
 from meshwire.messages.generation import Model
 from meshwire.messages.group import EITHER_OR, GroupWelcome, GroupWorld, WorldHere
 from meshwire.messages.job import BaseHash, End, Generation, Outcome
 from meshwire.messages.learner import LearnerHash, LearnerWelcome
+from meshwire.messages.local import CodecTaken
+from meshwire.sync_modes.codec_changes import newest_codec
 from meshwire.timeouts import Timeouts
 
 if TYPE_CHECKING:
@@ -48,6 +52,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 1.0
+CHANGE_TIMEOUT_S = 60.0  # for all members to agree on another codec: a change of generation, or a few
 SIDE_TASKS = ("checkpoint", "invite")  # without which a member goes on
 LEARNER_LOST_GRACE_S = 5.0  # between the end of a learner's connection and that of its process
 NOTHING_PREPARED = (
@@ -574,6 +579,31 @@ class JobSession:
             self.job.goodbye()
         log.info("job %s: the others go on without this device", self.job.spec.job)
         return True
+
+    async def change_codec(self, codec: str) -> CodecTaken:
+        """All go over to another codec (C6): returns from which round on. Raises RequestFailed where they cannot, or
+        have not agreed in time; then it is not asked for any more."""
+        job, spec = self.job, self.job.spec
+        if job.ending or self.passage.rounds is None or not self.passage.computes_somewhere:
+            raise RequestFailed(f"job {spec.job} has no rounds now: ask again when its learners compute")
+        if why := codec_refusal(spec, codec):
+            raise RequestFailed(why)
+        before, codec = newest_codec(spec.codec, job.codecs), str(parse_codec(codec))
+        if parse_codec(codec) == parse_codec(before):
+            raise RequestFailed(f"the rounds of job {spec.job} travel in {before} already, or are about to")
+        self.passage.ask_codec(codec)
+        try:
+            async with asyncio.timeout(CHANGE_TIMEOUT_S):
+                while not job.codecs or job.codecs[-1].codec != codec:
+                    if job.ending:
+                        raise RequestFailed(f"job {spec.job} has ended before its members had agreed")
+                    await job.news(CHANGE_TIMEOUT_S)
+        except TimeoutError:
+            waiting = f": it waits for {job.waiting}" if job.waiting else ""
+            raise RequestFailed(f"the members have not agreed within {CHANGE_TIMEOUT_S:.0f} s{waiting}") from None
+        finally:
+            self.passage.ask_codec(None)
+        return CodecTaken(change=job.codecs[-1], before=before)
 
     async def stays(self) -> bool:
         """Saves a job that only this device could go on with. Returns whether it can be begun again from that (J5)."""

@@ -24,6 +24,7 @@ from meshwire.messages.job import (
     RankReport,
     RefusedRank,
 )
+from meshwire.sync_modes.codec_changes import CodecChanges, newest_codec
 
 log = logging.getLogger(__name__)
 
@@ -167,6 +168,7 @@ class Job:
         self.on_odd: Callable[[int, set[int]], None] = lambda _round, _ranks: None
         self.generation: Generation | None = None
         self._awaited: tuple[int, ...] = ()  # G9: whose learners are to begin together in the next one
+        self.codecs: CodecChanges = ()  # that the rounds of this history have gone over to (C6)
         self.waiting = ""  # for people: what a change of the generation waits for
         self.unlinkable: Mapping[str, str] = {}  # why devices that answer cannot be linked, by id
         self.not_joining: tuple[tuple[str, str], ...] = ()  # names of linked devices that could join, and why not
@@ -219,6 +221,14 @@ class Job:
             self.ended_at_s = time.time()
             self.exit_code = EXIT_CODES[self.state]
         self._save()
+        self.touch()
+
+    def take_codecs(self, codecs: CodecChanges) -> None:
+        """Notes in which codecs the rounds of this history travel (C6)."""
+        if codecs and codecs != self.codecs:
+            newest = codecs[-1]
+            log.info("job %s: rounds travel in %s from round %d on", self.spec.job, newest.codec, newest.first)
+        self.codecs = codecs
         self.touch()
 
     def take(self, generation: Generation, awaited: tuple[int, ...] = ()) -> None:
@@ -417,6 +427,8 @@ class Job:
             refused=tuple(self._refused[rank] for rank in sorted(self._refused)),
             provisional=generation is not None and generation.provisional and not self.ended,
             restarted=self._restarted,
+            codec=self.spec.codec,
+            codecs=self.codecs,
         )
 
     def _unlinkable(self) -> tuple[tuple[int, str], ...]:
@@ -431,7 +443,7 @@ class Job:
             spec={
                 "script": self.spec.script,
                 "sync": self.spec.sync.text(),
-                "codec": self.spec.codec,
+                "codec": newest_codec(self.spec.codec, self.codecs),
                 "topology": self.spec.topology,
                 "seed": self.spec.seed,
                 "names": [member.name for member in self.members],

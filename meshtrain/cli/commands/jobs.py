@@ -1,4 +1,4 @@
-"""`jobs`, `cancel` and `leave`."""
+"""`jobs`, `cancel`, `change` and `leave`."""
 
 import time
 from collections.abc import Sequence
@@ -19,10 +19,11 @@ from meshtrain.following.watching import has_ended
 from meshwire.jobs.lifecycle import JobState
 from meshwire.messages.envelope import Done
 from meshwire.messages.job import JobSummary
-from meshwire.messages.local import Cancel, GetStatus, Leave, Status
+from meshwire.messages.local import Cancel, ChangeCodec, CodecTaken, GetStatus, Leave, Status
 from meshwire.peer_news import losses, provisional
 from meshwire.text import printable
 
+CHANGE_TIMEOUT_S = 90.0  # more than the daemon waits for all to agree
 LEAVE_TIMEOUT_S = 60.0  # the others agree on going on, then the learner gets its grace
 CANCEL_TIMEOUT_S = 120.0  # every learner gets its grace, at peers that may be slow to answer
 
@@ -92,6 +93,36 @@ def leave(
             raise CliError(f"job {found.job} has ended already: {found.state}")
         ask(client, Leave(job=found.job), Done, name=f"leaving {found.job}", timeout_s=LEAVE_TIMEOUT_S)
     print(found.job)
+
+
+@reported
+def change(
+    job: Annotated[
+        str, typer.Argument(metavar="JOB", help="Its id, a prefix of it, or its name.", autocompletion=complete_jobs)
+    ],
+    codec: Annotated[
+        str,
+        typer.Option("--codec", help="What gradients travel in from now on, such as int8; see meshtrain codecs."),
+    ],
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Change a job's settings while it runs: the codec, where the network has become slower or faster.
+
+    All members agree on the first round that travels so; nothing is lost that the codec of before has left out. Ask on
+    a device that takes part. What else is to change takes a new job: meshtrain submit --resume JOB.
+    """
+    with connected(data_dir) as client:
+        found = find_job(client, job)
+        if has_ended(found):
+            raise CliError(f"job {found.job} has ended already: {found.state}")
+        asked = ChangeCodec(job=found.job, codec=codec)
+        taken = ask(client, asked, CodecTaken, name=f"changing {found.job}", timeout_s=CHANGE_TIMEOUT_S)
+    if json:
+        print_json({"job": found.job, "before": taken.before, **plain(taken.change)})
+        return
+    change = taken.change
+    say(f"job {found.job}: from round {change.first} on gradients travel in {change.codec}, not {taken.before}")
 
 
 @reported

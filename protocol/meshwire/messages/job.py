@@ -12,6 +12,7 @@ from meshwire.jobs.partition_wait import PartitionWait
 from meshwire.message_base import DeviceId, Digest, Int64, Name, Seconds, Wire
 from meshwire.messages.envelope import message
 from meshwire.model.masks import MaskSettings
+from meshwire.sync_modes.codec_changes import CodecChanges
 from meshwire.sync_modes.mode import SyncSettings
 
 Rank = Annotated[int, Field(ge=0, lt=limits.MEMBERS_MAX)]
@@ -468,6 +469,8 @@ class JobSummary(Wire):
     provisional: bool = False  # the generation is: its rounds are given up if others are entitled to go on
     prediction: Prediction | None = None  # as of `JobSpec`
     restarted: Text | None = None  # P6: why all scripts were begun again last, and where
+    codec: str | None = None  # that the job has begun with; None: not known any more
+    codecs: CodecChanges = ()  # that its rounds have gone over to since (C6)
 
 
 @message("job.found")

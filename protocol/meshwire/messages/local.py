@@ -30,6 +30,7 @@ from meshwire.messages.job import (
 )
 from meshwire.messages.link import Software, Version
 from meshwire.planning.measured_link import MeasuredLink
+from meshwire.sync_modes.codec_changes import CodecChange, CodecName
 
 Chosen = tuple[Annotated[str, Field(max_length=64)], ...]  # peers by name or id prefix
 AnyPath = Annotated[str, Field(min_length=1, max_length=limits.PATH_CHARS_MAX)]  # on this machine
@@ -393,6 +394,23 @@ class Leave(Wire):
     """Request: this device takes no part in a job any more, the others go on. Reply: `Done` when it has left."""
 
     job: JobId
+
+
+@message("codec.change")
+class ChangeCodec(Wire):
+    """Request: the job's rounds go over to another codec while it runs (C6). This device takes part in it. Reply:
+    `CodecTaken` when all have agreed."""
+
+    job: JobId
+    codec: CodecName
+
+
+@message("codec.taken")
+class CodecTaken(Wire):
+    """Reply to `ChangeCodec`."""
+
+    change: CodecChange
+    before: CodecName
 
 
 # Log and output pieces are asked for with `meshwire.messages.job.Fetch` and `ListOutputs`, whichever daemon has them.

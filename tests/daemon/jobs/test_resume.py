@@ -147,7 +147,7 @@ async def test_the_newest_is_taken_wherever_it_lies(
     for unit in range(len(UNITS)):
         assert (job / RESUME / unit_file(unit)).read_bytes() == newest.unit_path(unit).read_bytes()
     point = Resuming(job, resumed.point)
-    entry = point.entry(LearnerModel(manifest=MODEL.manifest, memory_bytes=1, samples=SPACE))
+    entry = point.entry(LearnerModel(manifest=MODEL.manifest, memory_bytes=1, samples=SPACE), "fp32")
     assert (entry.complete, entry.samples, entry.deal) == (40, 40 * 32, deal(40))
     task = point.task(LearnerState(units=(bytes(32), bytes(32))))
     assert (task.units, task.round) == ((0, 1), 40)
@@ -271,12 +271,13 @@ async def test_a_script_that_prepares_something_else_is_refused(
     name = f"the checkpoint of job {JOB} after round 20"
     other = SampleSpace(total=1000, batch=16, whole_batches=False, drop_last=False)
     with pytest.raises(RequestFailed, match=f"loader reads .*{name}"):
-        resuming.entry(LearnerModel(manifest=MODEL.manifest, memory_bytes=1, samples=other))
+        resuming.entry(LearnerModel(manifest=MODEL.manifest, memory_bytes=1, samples=other), "fp32")
     dgc = MODEL.manifest.model_copy(update={"momentum": Momentum(factor=0.9, nesterov=False)})
-    assert resuming.entry(LearnerModel(manifest=dgc, memory_bytes=1, samples=SPACE)).complete == 20  # only a codec
+    only_codec = LearnerModel(manifest=dgc, memory_bytes=1, samples=SPACE)
+    assert resuming.entry(only_codec, "fp32").complete == 20
     adam = MODEL.manifest.model_copy(update={"optimizer": "Adam"})
     with pytest.raises(RequestFailed, match=f"another model or optimizer than that of {name}"):
-        resuming.entry(LearnerModel(manifest=adam, memory_bytes=1, samples=SPACE))
+        resuming.entry(LearnerModel(manifest=adam, memory_bytes=1, samples=SPACE), "fp32")
     with pytest.raises(RequestFailed, match="2 units of state, the script 3"):
         resuming.task(LearnerState(units=(bytes(32),) * 3))
     (resuming.folder / "manifest.json").write_text("{}")

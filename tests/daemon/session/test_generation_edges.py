@@ -702,7 +702,7 @@ async def test_rounds_of_another_history_do_not_make_a_member_enter(right: bool)
         taken.append(served.round)
 
     standing = SimpleNamespace(chains=(chain if right else chain_of(6),))
-    rounds.crossing = SimpleNamespace(take_served=take, standing=lambda: standing)
+    rounds.crossing = SimpleNamespace(take_served=take, standing=lambda: standing, take_codecs=lambda _: None)
     served = ServedRound(
         round=5, void=True, reason="no member contributed", binds=(), poisons=(), used=b"", integers=(),
         squared_norm=0.0, chain=standing.chains[0], poisoned=b"", size_bytes=0,
