@@ -340,7 +340,7 @@ class Exchange:
         if number > self._host.complete or number not in self._whole:
             raise KeyError(number)
         results = self.names(number)
-        return EncodedRound((memoryview(pickle.dumps(results)),), poisoned_bitmap(results))
+        return EncodedRound((memoryview(pickle.dumps((self.codec_of(number), results))),), poisoned_bitmap(results))
 
     def place_for(self, number: int, size_bytes: int, contributors: int) -> memoryview:
         assert self._fenced, "G4: rounds are served to who has promised"
@@ -353,7 +353,8 @@ class Exchange:
         results: list[Result] = []
         if poisoned is not None:
             assert place is not None, "the bytes of a served round are in their place"
-            results = pickle.loads(place)
+            codec, results = pickle.loads(place)
+            assert codec == self.codec_of(number), "C6: a round is read as it was encoded"
             assert poisoned_bitmap(results) == poisoned, "what is served is what was held"
             for result in results:
                 assert result.poisoned or (result.contributors, result.weight) == (contributors, sum(weights)), (

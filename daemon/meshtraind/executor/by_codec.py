@@ -26,6 +26,7 @@ from meshtraind.projection.base import LearnerHelp
 from meshtraind.transport.round_link import RoundLink
 from meshwire.codecs.registry import parse_codec
 from meshwire.collectives.exchange import Part
+from meshwire.collectives.strategy import topology_after
 from meshwire.frames.header import Header
 from meshwire.model.plan import plan_for
 from meshwire.sync_modes.codec_changes import CodecChange
@@ -139,17 +140,17 @@ class ExecutorsByCodec:
                 turn.executor.close()
         for change in changes:
             if all((turn.first, turn.codec) != (change.first, change.codec) for turn in self._turns):
-                settings = replace(
-                    self._settings,
-                    codec=change.codec,
-                    plan=plan_for(self._settings.plan, parse_codec(change.codec)),
-                    momentum=None,
-                )
-                executor = self._executor(settings, None)
+                executor = self._executor(self._settings_with(change.codec), None)
                 executor.fence()
                 self._turns.append(_Turn(change.first, change.codec, executor))
         self._turns.sort(key=lambda turn: turn.first)
         self._retire()
+
+    def _settings_with(self, codec: str) -> ExchangeSettings:
+        before, after = parse_codec(self._settings.codec), parse_codec(codec)
+        topology = topology_after(self._settings.topology, before, after)
+        plan = plan_for(self._settings.plan, after)
+        return replace(self._settings, codec=codec, topology=topology, plan=plan, momentum=None)
 
     def fence(self) -> None:
         """From now on nothing of the generation is sent, lands or completes (G2)."""

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from meshwire.codecs.registry import parse_codec
-from meshwire.collectives.strategy import collective_for
+from meshwire.collectives.strategy import topology_after
 from meshwire.membership.lineage import rank_of
 from meshwire.messages.generation import Enter, Promised, Standing
 from meshwire.messages.group import GroupWorld
@@ -119,12 +119,13 @@ def codecs_wrong(enter: Enter, spec: JobSpec) -> str | None:
 
 def codec_refusal(spec: JobSpec, typed: str) -> str | None:
     """Why a job that runs cannot go over to a codec as it was typed; None if it can."""
+    before = parse_codec(spec.codec)
     try:
         codec = parse_codec(typed)
-        collective_for(codec, spec.topology)
+        topology_after(spec.topology, before, codec)
     except ValueError as error:
         return str(error)
-    return refusal_of_change(spec.sync, parse_codec(spec.codec), codec)
+    return refusal_of_change(spec.sync, before, codec)
 
 
 def _is_elsewhere(world: GroupWorld | None, generation: Generation, among: Collection[int]) -> bool:

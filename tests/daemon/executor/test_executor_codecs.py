@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from meshtraind.executor.by_codec import ExecutorsByCodec
 from meshtraind.executor.executor import Executor
 from meshtraind.executor.host import ExchangeMembers, ExchangeSettings
+from meshwire.codecs.registry import parse_codec
 from meshwire.collectives.exchange import Part
+from meshwire.model.plan import plan_buckets, plan_for
 from meshwire.sync_modes.codec_changes import CodecChange, changed
 from tests.daemon.churnring import ChurnRing, CopyingLink
-from tests.daemon.executorring import PLAN, FakeLink, Offer, Values
+from tests.daemon.executorring import MANIFEST, PLAN, FakeLink, Offer, Values
 from tests.daemon.roundhost import Told
 from tests.daemon.shardedmesh import constant_offers, in_units
 
@@ -189,6 +191,24 @@ def test_a_codec_that_feeds_nothing_back_pays_all_that_is_owed_once(codec: str, 
         assert (plane._owed, plane._paid_back) == (None, {})
         assert [turn.codec for turn in plane._turns] == ["fp32"]
     assert lost(mesh, mesh.rounds) < 2e-3
+
+
+def test_segments_are_those_that_the_codec_wants_in_buckets_that_stay() -> None:
+    """The learner's slots, and what is owed, lie as they did."""
+    for codec in map(parse_codec, CODECS):
+        assert plan_for(PLAN, codec) == plan_buckets(MANIFEST, 1 << 17, codec)
+
+
+@pytest.mark.asyncio
+async def test_what_is_left_to_decode_of_one_codecs_round_does_not_spoil_the_means_of_the_next_ones() -> None:
+    """There is one result slot; a learner that is lost may leave a round in it half decoded."""
+    mesh = ChangingMesh(2, ["int8", "fp32"], 0, 1, constant_offers(2, 0, ROUNDS, 1))
+    await mesh.change(mesh.ranks)
+    plane = cast(Any, mesh.members[0].executor)
+    plane.open_result(plane._turns[-1].first - 1)
+    plane.open_result(plane._turns[-1].first)
+    assert [turn.executor._slot.round for turn in plane._turns] == [0, plane._turns[-1].first]
+    mesh.close()
 
 
 @pytest.mark.asyncio

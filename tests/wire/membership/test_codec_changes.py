@@ -1,0 +1,125 @@
+"""C6: a history goes over to another codec in a generation: from which round on, and who may ask for it."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwire.codecs.registry import FAMILIES, parse_codec
+from meshwire.collectives.strategy import topology_after
+from meshwire.limits import CODEC_CHANGES_MAX
+from meshwire.membership.inputs import CodecAsked
+from meshwire.membership.proposal_checks import codec_refusal, codecs_wrong, enter_wrong
+from meshwire.membership.proposals import enter_message
+from meshwire.messages.generation import Enter, Propose
+from meshwire.sync_modes.codec_changes import CodecChange, changed, newest_codec
+from meshwire.sync_modes.mode import sync_settings
+from tests.sim.clusterrounds import job_spec
+from tests.wire.membership.test_membership import machine, sent
+from tests.wire.membership.test_proposing import JOB, generation, member, standing
+
+INT8 = CodecChange(first=20, codec="int8")
+SPEC = job_spec(JOB, member(0).device, sync_settings("ssp:2"))
+
+
+def asking(complete: int, codec: str | None = None, codecs: tuple[CodecChange, ...] = (), number: int = 1) -> object:
+    held = standing(number, complete, linked=(0, 1, 2, 3))
+    return held.model_copy(update={"asks_codec": codec, "codecs": codecs, "ahead": 3})
+
+
+def enter_by(*standings: object, learning: bool = True) -> Enter:
+    proposed = generation(9, tuple(range(len(standings))))
+    proposed = proposed if learning else proposed.model_copy(update={"learning": ()})
+    return enter_message(proposed, dict(enumerate(standings)), 0)  # type: ignore[arg-type]
+
+
+def test_a_change_begins_above_all_that_may_be_bound() -> None:
+    """R1: with the cut at 12 and a bound of 2 a member has bound round 15 at most, before it enters."""
+    assert enter_by(asking(12), asking(11, "int8")).codecs == (CodecChange(first=16, codec="int8"),)
+
+
+def test_of_several_who_ask_the_lowest_rank_is_heard() -> None:
+    """And the others ask again."""
+    assert [change.codec for change in enter_by(asking(3, "fp16"), asking(3, "int8")).codecs] == ["fp16"]
+
+
+def test_nothing_changes_while_no_learner_computes() -> None:
+    """All may have to go back then, and nothing says how far."""
+    assert enter_by(asking(12, "int8"), asking(12), learning=False).codecs == ()
+
+
+def test_the_changes_of_the_history_that_is_kept_are_kept() -> None:
+    """G4: not those of a member that comes over to it."""
+    ahead, apart = asking(18, codecs=(INT8,), number=2), asking(18, codecs=(CodecChange(first=9, codec="fp16"),))
+    assert enter_by(apart, ahead).codecs == (INT8,)
+
+
+def test_who_is_told_to_change_what_it_may_have_bound_does_not_enter() -> None:
+    """G6: its part in that round is encoded as it was."""
+    held = asking(12)
+    enter = enter_by(held, asking(12, "int8"))
+    sooner = enter.model_copy(update={"codecs": (CodecChange(first=15, codec="int8"),)})
+    assert enter_wrong(enter, generation(9, (0, 1)), 0, held) is None  # type: ignore[arg-type]
+    assert "may have bound" in (enter_wrong(sooner, generation(9, (0, 1)), 0, held) or "")  # type: ignore[arg-type]
+
+
+CHANGES = st.lists(st.tuples(st.integers(0, 6), st.sampled_from(["fp32", "int8", "topk"]) | st.none()), max_size=30)
+
+
+@given(CHANGES, st.integers(1, 4))
+def test_rounds_that_may_be_bound_keep_their_codec_through_all_changes(
+    changes: list[tuple[int, str | None]], ahead: int
+) -> None:
+    """C1; and however often is asked for another one, no more is told than a message holds."""
+    codecs: tuple[CodecChange, ...] = ()
+    cut = 0
+
+    def codec(number: int) -> str:
+        return newest_codec("first", [change for change in codecs if change.first <= number])
+
+    for rounds, asked in changes:
+        cut += rounds
+        before = {number: codec(number) for number in range(cut + 1, cut + ahead + 1)}
+        codecs = changed(codecs, cut, ahead, asked)
+        assert {number: codec(number) for number in before} == before
+        assert asked is None or newest_codec("first", codecs) == asked
+        assert len(codecs) <= min(ahead + 2, CODEC_CHANGES_MAX)
+        assert [change.first for change in codecs] == sorted({change.first for change in codecs})
+
+
+def test_who_is_asked_proposes_until_it_is_done() -> None:
+    """A person's word to one member is enough, and is not heard twice."""
+    one = machine(0)
+    (_, propose), *_ = sent(one.handle(CodecAsked("int8"), 1.0), Propose)
+    assert propose.generation.number == 2
+    assert one.why_proposed == "peer0 asks for --codec int8"
+    other = machine(0)
+    assert not sent(other.handle(CodecAsked(None), 1.0), Propose)
+
+
+def test_codecs_that_build_on_their_own_rounds_are_refused_by_name() -> None:
+    """C6: there is nothing that others could go on from, or that would be sent once. All others go over."""
+    refused = {name for name in FAMILIES if codec_refusal(SPEC, name) is not None}
+    assert refused == {"dgc", "powersgd", "lgc"}
+    for typed in ("powersgd", "topk:decay=0.9"):
+        assert "takes a new job" in (codec_refusal(SPEC.model_copy(update={"codec": typed}), "int8") or "")
+    assert "there is no codec" in (codec_refusal(SPEC, "none") or "")
+    over_tree = SPEC.model_copy(update={"topology": "tree"})
+    assert "--topology tree is not for --codec int8" in (codec_refusal(over_tree, "int8") or "")
+    sparse = SPEC.model_copy(update={"sync": sync_settings("demo"), "codec": "dct"})
+    assert codec_refusal(sparse, "int8") is not None
+
+
+def test_the_usual_topology_of_one_codec_becomes_that_of_the_next() -> None:
+    """And one that was chosen stays where it can."""
+    fp32, int8 = parse_codec("fp32"), parse_codec("int8")
+    assert topology_after("ring", fp32, int8) == topology_after(None, fp32, int8) == "sharded"
+    assert topology_after("star:2", fp32, int8) == "star:2"
+    assert topology_after("sharded:0,1", int8, fp32) == "sharded:0,1"
+
+
+def test_a_proposer_that_makes_rounds_travel_in_no_codec_breaks_the_rules() -> None:
+    """G10: it is refused before anything is made of it."""
+    enter = enter_by(asking(12), asking(12, "int8"))
+    assert codecs_wrong(enter, SPEC) is None
+    for codecs in ((INT8, INT8), (CodecChange(first=20, codec="none"),), (CodecChange(first=20, codec="powersgd"),)):
+        assert codecs_wrong(enter.model_copy(update={"codecs": codecs}), SPEC) is not None
+    assert parse_codec("int8").error_feedback, "or what is owed would not be asked for"
