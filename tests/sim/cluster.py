@@ -219,7 +219,7 @@ class Cluster:
         held = (0, START) if daemon.rounds is None else (daemon.rounds.history.complete, daemon.rounds.history.chain)
         assert held[0] == enter.cut, "G6: whoever enters holds the rounds up to the cut, no more"
         assert held[1] == enter.chain, "G4: whoever enters has the history that is kept"
-        assert self.codecs.setdefault(key, enter.codecs) == enter.codecs, "C6: all go over to one codec at one round"
+        assert self.codecs.setdefault(key, enter.codecs) == enter.codecs, "C3: all go over to one codec at one round"
         lives = {(member.device, member.incarnation) for member in generation.live.values()}
         assert self._lives.setdefault(key, lives) == lives
         self.line.entered(generation)
@@ -386,7 +386,7 @@ class Cluster:
         for daemon in self.daemons if self.well() else ():
             if daemon.alive and (known := daemon.machine.generation) is not None and known.learning:
                 asked = daemon.machine._state.codec_asked
-                assert asked is None, f"C6: {daemon.name} is asked for {asked}, and it is not done:\n{self.story()}"
+                assert asked is None, f"C3: {daemon.name} is asked for {asked}, and it is not done:\n{self.story()}"
 
     @property
     def over(self) -> bool:

@@ -237,7 +237,7 @@ class Exchange:
             self._host.chunk_broken(header.step, f"round {header.round}, bucket {header.bucket}: of {said}")
             return True
         name, _, codec = bytes(self._places[header.round, header.bucket, header.step]).decode().partition("\0")
-        assert not name or codec == self.codec_of(header.round), "C6: a round travels in one codec"
+        assert not name or codec == self.codec_of(header.round), "C3: a round travels in one codec"
         poison = Part.POISON if header.flags is Flags.POISON else Part.NOTHING
         part = Part.DATA if name else poison
         self._arrive(header.step, header.round, header.bucket, Own(part, header.weight, name, codec))
@@ -354,7 +354,7 @@ class Exchange:
         if poisoned is not None:
             assert place is not None, "the bytes of a served round are in their place"
             codec, results = pickle.loads(place)
-            assert codec == self.codec_of(number), "C6: a round is read as it was encoded"
+            assert codec == self.codec_of(number), "C3: a round is read as it was encoded"
             assert poisoned_bitmap(results) == poisoned, "what is served is what was held"
             for result in results:
                 assert result.poisoned or (result.contributors, result.weight) == (contributors, sum(weights)), (
@@ -391,7 +391,7 @@ class Exchange:
         return next((change.codec for change in reversed(self.codecs) if change.first <= number), "fp32")
 
     def take_codecs(self, changes: Sequence[CodecChange]) -> None:
-        assert self._fenced, "C6: the codec changes between generations"
+        assert self._fenced, "C3: the codec changes between generations"
         self.codecs = tuple(changes)
 
     def resume(self) -> None:

@@ -187,7 +187,7 @@ class WatchedRounds:
                 self.generation = self.exchange.generation
                 assert self.generation == self.daemon.generation.hash64()
                 codecs = self.world.codecs.get(self.generation, ())
-                assert self.history.codecs == self.exchange.codecs == codecs, "C6: all travel in the codecs agreed on"
+                assert self.history.codecs == self.exchange.codecs == codecs, "C3: all travel in the codecs agreed on"
             case RoundServed(done):
                 self._served(done)
         for effect in effects:

@@ -1,4 +1,4 @@
-"""The bytes of a history whose codec changes while it runs (C6): an executor for each codec, and each its own rounds.
+"""The bytes of a history whose codec changes while it runs (C3): an executor for each codec, and each its own rounds.
 
 Nothing of a round concerns another one but what its encodings leave out. What a member has left out as a worker is kept
 by value, whatever its codec, so all executors share that; what it owes as the owner of shards an executor hands over to

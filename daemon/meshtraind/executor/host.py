@@ -52,7 +52,7 @@ class ExchangeMembers:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeMemory:
-    """What an executor shares with others of the same history, each of which has its own rounds (C6).
+    """What an executor shares with others of the same history, each of which has its own rounds (C3).
 
     Attributes:
         result: slot for the means, as long as the plan's vector.

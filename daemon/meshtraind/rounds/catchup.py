@@ -59,7 +59,7 @@ class RoundsAtCut(Protocol):
         """What is held here."""
 
     def take_codecs(self, codecs: CodecChanges) -> None:
-        """C6: which rounds of the history that is kept travel in which codec."""
+        """C3: which rounds of the history that is kept travel in which codec."""
 
     def served_after(self, complete: int) -> tuple[ServedRound, ...]:
         """The next rounds after `complete`. Raises KeyError when they are gone."""

@@ -78,7 +78,7 @@ class DataPlane(Protocol):
     # From one generation to the next
 
     def take_codecs(self, changes: Sequence[CodecChange]) -> None:
-        """In a fence: what the history has changed, that this member enters or catches up with (C6)."""
+        """In a fence: what the history has changed, that this member enters or catches up with (C3)."""
 
     def fence(self) -> None:
         """From now on nothing of the generation is sent, lands or completes (G2). Own parts are kept."""

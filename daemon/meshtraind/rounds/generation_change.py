@@ -56,7 +56,7 @@ class GenerationChange:
     # To the cut
 
     def take_codecs(self, codecs: CodecChanges) -> None:
-        """C6: which rounds of the history that is kept travel in which codec."""
+        """C3: which rounds of the history that is kept travel in which codec."""
         self._parts.history.codecs = codecs
         self._parts.plane.take_codecs(codecs)
 

@@ -26,7 +26,7 @@ class Entry:
         counted, learning: the newest generation that the deal is to follow, and whose learners compute in it (X3); 0:
             the one in which the rounds begin.
         anew: no member holds an earlier round: the codec begins as at the start of the job.
-        codecs: that the history has gone over to (C6).
+        codecs: that the history has gone over to (C3).
     """
 
     complete: int = 0

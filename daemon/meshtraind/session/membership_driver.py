@@ -324,7 +324,7 @@ class MembershipDriver(Generic[M]):
         self._take(RequestMade(kind))
 
     def ask_codec(self, codec: str | None) -> None:
-        """A person asks for another codec (C6), or takes that back."""
+        """A person asks for another codec (C3), or takes that back."""
         self._take(CodecAsked(codec))
 
     def refuse(self, device: str, reason: str) -> None:

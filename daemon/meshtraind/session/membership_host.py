@@ -667,7 +667,7 @@ class MembershipHost(Generic[C]):
         return not self.is_out and generation is not None and bool(generation.learning)
 
     def ask_codec(self, codec: str | None) -> None:
-        """A person asks for another codec (C6), or takes that back."""
+        """A person asks for another codec (C3), or takes that back."""
         if self.generations is not None:
             self.generations.ask_codec(codec)
 

@@ -581,7 +581,7 @@ class JobSession:
         return True
 
     async def change_codec(self, codec: str) -> CodecTaken:
-        """All go over to another codec (C6): returns from which round on. Raises RequestFailed where they cannot, or
+        """All go over to another codec (C3): returns from which round on. Raises RequestFailed where they cannot, or
         have not agreed in time; then it is not asked for any more."""
         job, spec = self.job, self.job.spec
         if job.ending or self.passage.rounds is None or not self.passage.computes_somewhere:

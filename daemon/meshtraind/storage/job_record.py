@@ -168,7 +168,7 @@ class Job:
         self.on_odd: Callable[[int, set[int]], None] = lambda _round, _ranks: None
         self.generation: Generation | None = None
         self._awaited: tuple[int, ...] = ()  # G9: whose learners are to begin together in the next one
-        self.codecs: CodecChanges = ()  # that the rounds of this history have gone over to (C6)
+        self.codecs: CodecChanges = ()  # that the rounds of this history have gone over to (C3)
         self.waiting = ""  # for people: what a change of the generation waits for
         self.unlinkable: Mapping[str, str] = {}  # why devices that answer cannot be linked, by id
         self.not_joining: tuple[tuple[str, str], ...] = ()  # names of linked devices that could join, and why not
@@ -224,7 +224,7 @@ class Job:
         self.touch()
 
     def take_codecs(self, codecs: CodecChanges) -> None:
-        """Notes in which codecs the rounds of this history travel (C6)."""
+        """Notes in which codecs the rounds of this history travel (C3)."""
         if codecs and codecs != self.codecs:
             newest = codecs[-1]
             log.info("job %s: rounds travel in %s from round %d on", self.spec.job, newest.codec, newest.first)

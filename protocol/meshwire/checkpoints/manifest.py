@@ -129,7 +129,7 @@ class CheckpointFacts(Wire):
         samples: in the rounds so far.
         space, deal: what the prepared loaders read, and the ledger after that round (X1); None: there are none.
         created_at_s: Unix time.
-        codecs: that the history had gone over to, or was about to (C6).
+        codecs: that the history had gone over to, or was about to (C3).
     """
 
     job: JobId

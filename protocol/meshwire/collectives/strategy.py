@@ -194,7 +194,7 @@ def topology_of(text: str) -> Topology:
 
 
 def topology_after(topology: str | None, before: CodecSpec, after: CodecSpec) -> str | None:
-    """That of a job which goes over from one codec to another (C6): its own, or the new one's usual one where it was
+    """That of a job which goes over from one codec to another (C3): its own, or the new one's usual one where it was
     the usual one before. Raises ValueError, as `collective_for`, where its own is not for the new codec."""
     if topology is not None and topology == topologies_for(before.family, before.reduction)[0].name:
         topology = None

@@ -84,7 +84,7 @@ class RequestMade:
 
 @dataclass(frozen=True, slots=True)
 class CodecAsked:
-    """A person asks for another codec (C6). It is repeated until a generation in which learners compute brings it;
+    """A person asks for another codec (C3). It is repeated until a generation in which learners compute brings it;
     a newer one replaces it, and None takes it back."""
 
     codec: str | None

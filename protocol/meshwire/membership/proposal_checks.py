@@ -107,7 +107,7 @@ def enter_wrong(enter: Enter, generation: Generation, rank: int, standing: Stand
 
 
 def codecs_wrong(enter: Enter, spec: JobSpec) -> str | None:
-    """C6: can the job go over to these codecs, one after the other?"""
+    """C3: can the job go over to these codecs, one after the other?"""
     firsts = [change.first for change in enter.codecs]
     if firsts != sorted(set(firsts)):
         return f"its changes of codec begin at the rounds {firsts}"

@@ -166,7 +166,7 @@ def enter_message(
 
 
 def _codecs(generation: Generation, standings: Mapping[int, Standing], kept: KeptHistory) -> tuple[CodecChange, ...]:
-    """C6: those of the history that is kept, and what is asked for while learners compute; by several, the lowest
+    """C3: those of the history that is kept, and what is asked for while learners compute; by several, the lowest
     rank's: the others ask again."""
     asked = [held.asks_codec for _, held in sorted(standings.items()) if held.asks_codec is not None]
     ahead = max(held.ahead for held in standings.values())

@@ -64,7 +64,7 @@ class MembershipState:
         self._later: Generation | None = None  # of the newest root that others have told of
         self.unsure: set[str] = set()  # devices whose links are new, and which have not said where they are
         self.own_request = OwnRequest()
-        self.codec_asked: str | None = None  # by a person, of this device (C6)
+        self.codec_asked: str | None = None  # by a person, of this device (C3)
         self.samples = 0
         self.holding = Holding(base=generation is not None)  # of the history entered, as the shell said last
         # G9, at the job's beginning: whose learners are to begin together

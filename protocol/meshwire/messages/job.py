@@ -470,7 +470,7 @@ class JobSummary(Wire):
     prediction: Prediction | None = None  # as of `JobSpec`
     restarted: Text | None = None  # P6: why all scripts were begun again last, and where
     codec: str | None = None  # that the job has begun with; None: not known any more
-    codecs: CodecChanges = ()  # that its rounds have gone over to since (C6)
+    codecs: CodecChanges = ()  # that its rounds have gone over to since (C3)
 
 
 @message("job.found")

@@ -398,7 +398,7 @@ class Leave(Wire):
 
 @message("codec.change")
 class ChangeCodec(Wire):
-    """Request: the job's rounds go over to another codec while it runs (C6). This device takes part in it. Reply:
+    """Request: the job's rounds go over to another codec while it runs (C3). This device takes part in it. Reply:
     `CodecTaken` when all have agreed."""
 
     job: JobId

@@ -149,7 +149,7 @@ def plan_buckets(manifest: ModelManifest, bucket_bytes: int = BUCKET_BYTES, code
 
 
 def plan_for(plan: Plan, codec: CodecSpec) -> Plan:
-    """The same values in the same buckets, cut into segments as another codec wants them (C6)."""
+    """The same values in the same buckets, cut into segments as another codec wants them (C3)."""
     segment_values = values_per_segment(plan.total_values, _least_segment(codec))
     if segment_values == plan.segment_values:
         return plan

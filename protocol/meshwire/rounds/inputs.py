@@ -159,7 +159,7 @@ class GenerationEntered:
     """This member's learner is one of those that compute in it. If not, what it had bound above the cut is nulled: its
     samples have been dealt to others (X3)."""
     unapplied_max: int | None = None
-    """From now on, as rounds may be larger or smaller (C6); None: as before."""
+    """From now on, as rounds may be larger or smaller (C3); None: as before."""
 
 
 # Time

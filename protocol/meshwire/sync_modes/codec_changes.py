@@ -1,4 +1,4 @@
-"""Another codec for a job that runs: from which round on, and between which codecs that goes (C6).
+"""Another codec for a job that runs: from which round on, and between which codecs that goes (C3).
 
 The codec of a round is a function of the job's first codec, what its history has changed, and the round's number. So
 all members agree on it without a word, whenever they came in, and a round that runs again keeps it (C1).

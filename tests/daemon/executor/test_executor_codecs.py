@@ -1,4 +1,4 @@
-"""C6: a history that goes over to other codecs while it runs: nothing is lost, all find the same, to the bit."""
+"""C3: a history that goes over to other codecs while it runs: nothing is lost, all find the same, to the bit."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""C6: a history goes over to another codec in a generation: from which round on, and who may ask for it."""
+"""C3: a history goes over to another codec in a generation: from which round on, and who may ask for it."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -96,7 +96,7 @@ def test_who_is_asked_proposes_until_it_is_done() -> None:
 
 
 def test_codecs_that_build_on_their_own_rounds_are_refused_by_name() -> None:
-    """C6: there is nothing that others could go on from, or that would be sent once. All others go over."""
+    """C3: there is nothing that others could go on from, or that would be sent once. All others go over."""
     refused = {name for name in FAMILIES if codec_refusal(SPEC, name) is not None}
     assert refused == {"dgc", "powersgd", "lgc"}
     for typed in ("powersgd", "topk:decay=0.9"):
