@@ -1,6 +1,11 @@
 """How fast a job is: beside one laptop alone, and beside what was predicted when its settings were chosen."""
 
 from meshwire.messages.job import JobSummary
+from meshwire.sync_modes.codec_changes import newest_codec
+from meshwire.text import printable
+
+SLOWER = 0.75  # of what was predicted: nine of ten predictions are nearer than that (tests/bench/results/predicted.md)
+SLOWER_FOR_S = 60.0  # before it is told: evaluations and checkpoints take less
 
 
 def measured_samples_s(job: JobSummary) -> float | None:
@@ -36,3 +41,28 @@ def prediction_text(job: JobSummary) -> str | None:
         f"predicted {predicted_s:,.3g} samples/s, measured {measured_s:,.3g}: {measured_s / predicted_s:.0%} of it, "
         f"{measured_s / alone_s:.2f}x one laptop alone"
     )
+
+
+class SpeedWatch:
+    """Notices that a job is, and stays, slower than was predicted, as when a laptop was carried into another room."""
+
+    def __init__(self) -> None:
+        self._since_s: float | None = None
+        self._told = ""  # in which codec it was when that was told
+
+    def look(self, job: JobSummary, now_s: float) -> str | None:
+        """A line about it, once for each codec that the job goes over to; else None."""
+        measured_s = measured_samples_s(job)
+        if job.prediction is None or measured_s is None or measured_s >= SLOWER * job.prediction.samples_s:
+            self._since_s = None
+            return None
+        self._since_s = now_s if self._since_s is None else self._since_s
+        codec = newest_codec(job.codec or "", job.codecs)
+        if now_s < self._since_s + SLOWER_FOR_S or codec == self._told:
+            return None
+        self._told = codec
+        return (
+            f"for a minute it has made {measured_s / job.prediction.samples_s:.0%} of what was predicted: where the "
+            f"network has become slower, meshtrain doctor says why, and meshtrain change {job.job} --codec X, with one "
+            f"that sends less than {printable(codec)}, has it go on faster"
+        )

@@ -384,7 +384,7 @@ class Cluster:
             if self.well():
                 break
         for daemon in self.daemons if self.well() else ():
-            if daemon.alive and (known := daemon.machine.generation) is not None and known.learning:
+            if daemon.alive and daemon.is_in and (known := daemon.machine.generation) is not None and known.learning:
                 asked = daemon.machine._state.codec_asked
                 assert asked is None, f"C3: {daemon.name} is asked for {asked}, and it is not done:\n{self.story()}"
 

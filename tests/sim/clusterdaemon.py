@@ -410,9 +410,10 @@ class Daemon(Node):
 
     def ask_codec(self, codec: str) -> None:
         """`meshtrain change --codec`, where there are rounds and it is not in force."""
-        generations = self.host.generations
-        if self.rounds is None or generations is None or self.leaving:
+        if not self.is_in or self.rounds is None or self.leaving:
             return
+        generations = self.host.generations
+        assert generations is not None
         if newest_codec(self.world.spec.codec, self.rounds.history.codecs) != codec:
             self.world.tell(self.name, f"is asked for --codec {codec}")
             generations.ask_codec(codec)

@@ -295,6 +295,7 @@ class ExecutorsByCodec:
         """Lets go of links and memory, and of what encodings left out."""
         for executor in self._executors:
             executor.close()
+        self._result = np.empty(0, np.float32)  # a view would keep all of the shared memory mapped
         self._paid_back.clear()
         if self._owed is not None:
             self._owed.close()

@@ -13,13 +13,14 @@ from meshtrain.cli.planning.linked_mesh import LinkedMesh
 from meshtrain.cli.planning.other_programs import OtherPrograms
 from meshtrain.cli.submission.measuring import NotMeasured
 from meshtrain.cli.ui.errors import CliError
-from meshtrain.following.speed import measured_samples_s, prediction_text, speed_text
+from meshtrain.following.speed import SLOWER_FOR_S, SpeedWatch, measured_samples_s, prediction_text, speed_text
 from meshwire.messages.job import Fetch, Fetched, Metrics, Prediction, RankReport
 from meshwire.messages.local import GetJobs, GetStatus, MeasureLinks, Submit, Watch, Watched
 from meshwire.planning.choose import Pinned
 from meshwire.planning.price import CodecPrice
 from meshwire.planning.quality import EVIDENCE
 from meshwire.planning.step_trace import TracedScript
+from meshwire.sync_modes.codec_changes import CodecChange
 from tests.daemon.cli.test_plan import CARL, FakeMesh, measured
 from tests.daemon.cli.test_whatif import traced
 from tests.daemon.fakedaemon import ANNA, BERT, JOB, STATUS, Endpoint, accepting, known_jobs, run, summary
@@ -448,3 +449,27 @@ def test_the_prediction_goes_with_the_job_and_is_told_in_the_end(endpoint: Endpo
     mesh.mbit, mesh.known = {BERT: 1000.0}, {}
     shown = run("submit", "train.py")
     assert "predicted 51 samples/s, measured 50: 98% of it, 1.00x one laptop alone" in shown.stderr
+
+
+def test_a_job_that_stays_slower_than_predicted_is_told_of_once_for_each_codec() -> None:
+    """18.3: prediction stands beside measurement; a moment of less is nothing."""
+    slow, fast = (
+        summary(
+            ranks=(report(0, throughput_samples_s=rate),),
+            learning=(0,),
+            codec="fp32",
+            prediction=Prediction(samples_s=80.0, alone_samples_s=50.0),
+        )
+        for rate in (30.0, 70.0)
+    )
+    watch = SpeedWatch()
+    assert watch.look(slow, 0.0) is None
+    assert watch.look(fast, SLOWER_FOR_S) is None
+    assert watch.look(slow, SLOWER_FOR_S + 1) is None
+    told = watch.look(slow, 2 * SLOWER_FOR_S + 1)
+    assert told is not None
+    assert "38% of what was predicted" in told
+    assert "sends less than fp32" in told
+    assert watch.look(slow, 9 * SLOWER_FOR_S) is None
+    changed = slow.model_copy(update={"codecs": (CodecChange(first=9, codec="int8"),)})
+    assert "sends less than int8" in (watch.look(changed, 9 * SLOWER_FOR_S) or "")

@@ -21,6 +21,7 @@ from meshtraind.session.membership_recorder import MembershipRecorder, membershi
 from meshwire.membership.effects import Effect
 from meshwire.membership.inputs import (
     CannotCatchUp,
+    CodecAsked,
     FarthestRoundTrip,
     HoldingLost,
     Input,
@@ -168,6 +169,7 @@ def test_every_input_is_written_and_read(tmp_path: Path) -> None:
         ViolationSeen(TWO, "NaN"),
         WasAway(),
         RequestMade("learn"),
+        CodecAsked("int8"),
         SteppedOut("it has nothing"),
         Holding(base=True, saved=(3, b"e" * 16)),
         HoldingLost(),

@@ -746,7 +746,10 @@ async def test_rounds_that_are_lacking_are_on_their_way_together() -> None:
 
     standing = SimpleNamespace(chains=(chain_of(5),))
     rounds.crossing = SimpleNamespace(
-        take_served=take, standing=lambda: standing, place_for=lambda _served: memoryview(bytearray(4))
+        take_served=take,
+        standing=lambda: standing,
+        place_for=lambda _served: memoryview(bytearray(4)),
+        take_codecs=lambda _: None,
     )
     cut = catch_up(reload=False).enter.model_copy(update={"chain": chain_of(5)})
     await fetch_rounds(cast(Any, rounds), cast(Any, Source()), JOB, cut)
@@ -808,6 +811,7 @@ async def test_hashes_of_rounds_that_do_not_count_are_forgotten() -> None:
     shell, _, tasks = generations(SimpleNamespace(rounds=rounds, crossing=crossing, entered=lambda _: None), {})
     job = cast(Any, shell._job)
     job.take = lambda _generation, _awaited: None
+    job.take_codecs = lambda _codecs: None
     for round_ in (4, 5, 6):
         for rank in (0, 1):
             assert not job.hashes.add(BaseHash(job=JOB, rank=rank, round=round_, sha256=bytes(32)))
