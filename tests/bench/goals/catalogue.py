@@ -134,7 +134,7 @@ SECTIONS = (
     Section(
         "limited",
         "DDP with PowerSGD's hook beside jobs, four members at 100 Mbit/s a station: time of a step",
-        (_limited("digits", 90, 2), _limited("text", 110, 1)),
+        (_limited("digits", 120, 1), _limited("text", 155, 1)),
     ),
     Section("lossy", "the all-reduce at 100 Mbit/s where 2 % of the frames are lost", (_lossy(2), _lossy(4))),
     Section(

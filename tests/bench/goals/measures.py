@@ -26,6 +26,7 @@ HOOK_RANK = 4
 # Both kinds of PowerSGD let two steps travel whole: the fewest that torch's hook takes.
 WAYS = ("powersgd:4,warmup=2", "topk", "dgc:0.01,ramp=0", "int8@local:8")
 PERIOD = 8  # steps of a turn, so that one of a period holds a round
+WARM_UP = 3  # steps, of which two travel whole
 
 
 def learner(model: str, members: int, codec: str, steps: int, turns: int) -> Figures:
@@ -95,10 +96,15 @@ def beside_the_hook(model: str, members: int, rate_mbit: float | None, seed: int
         yield hook, [stack.enter_context(here.job(daemons, work, way)) for way in WAYS]
 
 
+def side_warm_up(side: Side) -> int:
+    """Steps of its first turn, which is not counted."""
+    return PERIOD if "@" in side.name else WARM_UP
+
+
 def limited(model: str, members: int, turns: int) -> Figures:
     """Time of a step at RATE_MBIT a station. `alone_ms`: of DDP without any exchange, all ranks computing at once."""
     with beside_the_hook(model, members, RATE_MBIT, 0) as (hook, ways):
-        took, *others = in_turn((hook, *ways), PERIOD, turns)
+        took, *others = in_turn((hook, *ways), PERIOD, turns, [side_warm_up(side) for side in (hook, *ways)])
         alone_s = hook.turn(PERIOD, alone=True)["s"]
     found = {"hook_ms": [1000 * one["s"] for one in took], "alone_ms": [1000 * alone_s]}
     for way, own in zip(WAYS, others, strict=True):
@@ -172,7 +178,7 @@ def _while(side: Side, steps: int, sample: Callable[[], T]) -> Sequence[T]:
 
 
 def _resident(process: psutil.Process) -> tuple[float, float]:
-    """MiB of a process: its own pages and those of files; and its part of the memory that it shares, by how many map it."""
+    """MiB of a process: its own pages and those of files; and its part of the memory that it shares with others."""
     folder = Path(f"/proc/{process.pid}")
     text = (folder / "status").read_text() + (folder / "smaps_rollup").read_text().partition("\n")[2]
     fields = (line.split() for line in text.splitlines())

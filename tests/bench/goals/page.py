@@ -41,9 +41,9 @@ def _conditions(journal: Journal) -> list[str]:
     quiet = {case.name for section in SECTIONS if section.quiet for case in section.cases}
     seen = [entry.conditions for entry in journal.entries if not entry.short and entry.case in quiet]
     text = [
-        "Made from `goals.jsonl`, which has every turn. Sides run in turn, in one invocation, and each repeat has processes",
-        "of its own: a ratio pairs two turns that follow each other. *now*: the median of all pairs, and from the least to",
-        f"the most. *before*: what was measured from {OUTSIDE} (82080e9), unless it says otherwise. How each is measured:",
+        "Made from `goals.jsonl`, which has every turn. Sides run in turn, and each repeat has processes of its own: a",
+        "ratio pairs two turns that follow each other. *now*: the median of all pairs, and from the least to the most.",
+        f"*before*: as measured from {OUTSIDE} (82080e9), unless it says otherwise. How each is measured:",
         "[the README](../goals/README.md).",
         "",
     ]
@@ -54,9 +54,9 @@ def _conditions(journal: Journal) -> list[str]:
     busy, load = [one.busy_percent for one in seen], [one.load for one in seen]
     return [
         *text,
-        f"{'; '.join(versions)}; code: {', '.join(commits)}; {min(one.at for one in seen)[:10]}. In the second before a case",
-        f"began other work took {spread(busy, 0)} % of the cores; load, this command's own cases before it included,",
-        f"{spread(load, 1)}.",
+        f"{'; '.join(versions)}; code: {', '.join(commits)}; {min(one.at for one in seen)[:10]}.",
+        f"In the second before a case began other work took {spread(busy, 0)} % of the cores; the load was",
+        f"{spread(load, 1)}, this command's own cases before it included.",
     ]
 
 

@@ -216,12 +216,11 @@ def place(members: int, rate_mbit: float | None = None) -> Iterator[Place]:
         yield Place(folder, listener, lab)
 
 
-def in_turn(sides: Sequence[Side], steps: int, turns: int) -> list[list[dict[str, Any]]]:
-    """What the turns of each side took, after one that is not counted."""
-    found: list[list[dict[str, Any]]] = [[] for _ in sides]
-    for turn in range(1 + turns):
-        for side, own in zip(sides, found, strict=True):
-            took = side.turn(steps)
-            if turn:
-                own.append(took)
-    return found
+def in_turn(
+    sides: Sequence[Side], steps: int, turns: int, warm_up: Sequence[int] | None = None
+) -> list[list[dict[str, Any]]]:
+    """What the turns of each side took, after one that is not counted, of other lengths where these are given."""
+    for side, first in zip(sides, warm_up or [steps] * len(sides), strict=True):
+        side.turn(first)
+    rounds = [[side.turn(steps) for side in sides] for _ in range(turns)]
+    return [[took[at] for took in rounds] for at in range(len(sides))]
