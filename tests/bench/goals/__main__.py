@@ -27,7 +27,7 @@ from tests.bench.goals.page import REASONS, page, reasons_of
 from tests.bench.goals.sides import SidesError
 from tests.bench.overlap_lab import OverlapError
 from tests.bench.soak import interruptible
-from tests.lab.lab import LabError, lab_unavailable
+from tests.lab.lab import LabError
 
 RESULTS = Path(__file__).parents[1] / "results"
 FAILED = (
@@ -103,15 +103,17 @@ def measure(journal: Journal, missing: Sequence[tuple[Case, int]], *, short: boo
         return []
     say(f"{len(missing)} to measure, about {total_s / 60:.0f} min{' at most, as they are short' * short}")
     failed = []
-    reason = lab_unavailable()
+    for case in dict.fromkeys(case for case, _ in missing):
+        if (lack := case.lacks()) is not None:
+            failed.append(case.name)
+            say(f"not measured, {case.name}: {lack}")
+    missing = [(case, repeat) for case, repeat in missing if case.name not in failed]
     for at, (case, repeat) in enumerate(missing, 1):
         began_s = time.monotonic()
         conditions = Conditions.now()
         head = f"[{at}/{len(missing)}] {section_of(case.name).name}, {case.name}, repeat {repeat}"
         say(f"{head}: load {conditions.load:g}, other work {conditions.busy_percent:.0f} % of the cores")
         try:
-            if case.lab and reason is not None:
-                raise LabError(reason)
             figures = case.measure(repeat, short)
         except FAILED as error:
             failed.append(case.name)
@@ -122,7 +124,7 @@ def measure(journal: Journal, missing: Sequence[tuple[Case, int]], *, short: boo
         shown = ", ".join(f"{name} {spread(values)}" for name, values in rounded.items())
         say(f"  {time.monotonic() - began_s:.0f} s: {shown}")
     if failed:
-        say(f"failed: {', '.join(failed)}; the same command tries them again")
+        say(f"not measured: {', '.join(dict.fromkeys(failed))}; the same command tries them again")
     return failed
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from tests.bench.goals import measures
 from tests.bench.goals.measures import WAYS, Figures
+from tests.lab.lab import lab_unavailable
 
 Measure = Callable[[int, bool], Figures]
 """One repeat: its number, and whether it is to be short."""
@@ -17,13 +18,13 @@ class Case:
     Attributes:
         seconds: that a repeat takes, about.
         measure: of a repeat, whose number is the seed where there is one.
-        lab: it needs network namespaces.
+        lacks: what this machine lacks for it, and what to do; None: nothing.
     """
 
     name: str
     seconds: int
     measure: Measure
-    lab: bool = False
+    lacks: Callable[[], str | None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -86,14 +87,14 @@ def _lossy(peers: int) -> Case:
     def measure(_repeat: int, short: bool) -> Figures:
         return measures.all_reduce_lossy(peers, 10, 2.0, 2 if short else 6)
 
-    return Case(f"10 MB m={peers}, 2 % lost", 20 + 5 * peers, measure, lab=True)
+    return Case(f"10 MB m={peers}, 2 % lost", 16 + 5 * peers, measure, measures.cubic_unavailable)
 
 
 def _limited(model: str, seconds: int, turns: int) -> Case:
     def measure(_repeat: int, short: bool) -> Figures:
         return measures.limited(model, 4, 1 if short else turns)
 
-    return Case(f"{model} m=4, 100 Mbit/s", seconds, measure, lab=True)
+    return Case(f"{model} m=4, 100 Mbit/s", seconds, measure, lab_unavailable)
 
 
 def _loss(model: str, turns: int, seconds: int) -> Case:

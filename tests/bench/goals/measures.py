@@ -16,6 +16,7 @@ from meshtraind.bench.report import Report
 from meshtraind.bench.settings import Settings, loopback
 from tests.bench import aims, allreduce_lab
 from tests.bench.goals.sides import Side, Work, in_turn, place
+from tests.lab.lab import lab_unavailable
 
 Figures = dict[str, list[float]]
 """What one repeat found: the ratios of all its turns, or a single number."""
@@ -71,6 +72,16 @@ def all_reduce_lossy(peers: int, mb: int, percent: float, rounds: int) -> Figure
     """The same in the lab, where so many of the frames are lost and gloo's connections have cubic, as most systems'."""
     network = allreduce_lab.Network(RATE_MBIT, loss_percent=percent, congestion="cubic")
     return _reduced(allreduce_lab.measure(Settings(peers, mb, rounds=rounds), network))
+
+
+def cubic_unavailable() -> str | None:
+    """Why stations may not have cubic, and what to do; None: they may."""
+    if (reason := lab_unavailable()) is not None:
+        return reason
+    allowed = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text().strip()
+    if "cubic" in allowed.split():
+        return None
+    return f"the stations may not choose cubic: sysctl -w net.ipv4.tcp_allowed_congestion_control='{allowed} cubic'"
 
 
 def _reduced(report: Report) -> Figures:
