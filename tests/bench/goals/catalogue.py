@@ -150,7 +150,7 @@ SECTIONS = (
     Section(
         "loss",
         "held-out loss after as many samples as DDP with PowerSGD's hook, four members, on loopback",
-        (_loss("digits", 8, 160), _loss("text", 8, 330)),
+        (_loss("digits", 8, 180), _loss("text", 6, 290)),
         quiet=False,
     ),
 )

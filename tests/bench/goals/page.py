@@ -31,7 +31,8 @@ def page(journal: Journal, reasons: dict[str, str]) -> str:
         lines += [f"## {section.name}: {section.about}", ""]
         if goals:
             lines += [HEAD, f"|{'---|' * (HEAD.count('|') - 1)}", *(_row(journal, goal) for goal in goals), ""]
-        lines += [*_all_figures(journal, section), ""]
+        if figures := _all_figures(journal, section):
+            lines += [*figures, ""]
         if any(_verdict(journal, goal) == "not met" for goal in goals):
             lines += ["**What stands in the way.** " + reasons.get(section.name, "Not looked into."), ""]
     return "\n".join(lines).rstrip() + "\n"

@@ -40,7 +40,7 @@ def all_reduce(*, tls: bool) -> str:
             time.sleep(WARM_S)
             record = [spy, "record", "--pid", str(peer), "--rate", str(RATE_HZ), "--duration", str(SAMPLED_S)]
             stacks = subprocess.run(
-                [*record, "--native", "--nonblocking", "--format", "raw", "--output", "/dev/stdout"],
+                [*record, "--native", "--format", "raw", "--output", "/dev/stdout"],
                 capture_output=True,
                 text=True,
                 check=False,
