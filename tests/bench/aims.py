@@ -19,6 +19,7 @@ from tests.daemon import realjobs as jobs
 
 TIMEOUT_S = 30.0
 IDLE_S = 20.0
+LINKS = 15
 SETTLE_S = 3.0  # after its start a daemon announces itself several times
 
 SCRIPT = """
@@ -92,6 +93,17 @@ def idle() -> tuple[float, float]:
         return pages * os.sysconf("SC_PAGE_SIZE") / 1e6, percent
 
 
+def idle_links(links: int) -> float:
+    """Percent of a core of a daemon that has so many links, and nothing to do: the mean of all that are linked."""
+    names = [f"peer{number}" for number in range(1 + links)]
+    with LocalMesh(names, lambda _: None) as mesh:
+        pids = [daemon.process.pid for daemon in mesh.daemons]
+        time.sleep(SETTLE_S)
+        before_s = sum(map(_cpu_s, pids))
+        time.sleep(IDLE_S)
+        return (sum(map(_cpu_s, pids)) - before_s) / len(pids) / IDLE_S * 100
+
+
 def _started(name: str, folder: Path, stack: ExitStack, *, wait: bool = True) -> LocalDaemon:
     daemon = LocalDaemon(name, folder / name)
     stack.callback(daemon.stop)
@@ -130,11 +142,13 @@ def main() -> int:
         for what, measure, aim in timed:
             show(what, [measure() for _ in range(options.times)], aim, as_json=options.json)
         resident_mb, cpu_percent = idle()
+        links_percent = idle_links(LINKS)
     except (LocalMeshError, RequestError, ConnectionLost, TimeoutError, subprocess.SubprocessError) as error:
         print(f"error: {error}{_said(error)}", file=sys.stderr)
         return 1
     show("idle daemon, MB resident", [resident_mb], 60.0, as_json=options.json)
     show("idle daemon, % of a core", [cpu_percent], 0.5, as_json=options.json)
+    show(f"idle daemon with {LINKS} links, % of a core", [links_percent], 0.5, as_json=options.json)
     return 0
 
 

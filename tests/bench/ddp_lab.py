@@ -5,7 +5,6 @@ each rate and number of peers, as a ratio of speeds (above 1: the mesh is faster
 """
 
 import argparse
-import itertools
 import json
 import os
 import subprocess
@@ -18,8 +17,8 @@ from statistics import median
 from typing import Any
 
 from meshtrain.client import ConnectionLost, RequestError
-from meshtrain.demo.localmesh import LocalMeshError, wait_linked
-from tests.bench.overlap_lab import OverlapError, StationDaemon, paired
+from meshtrain.demo.localmesh import LocalMeshError
+from tests.bench.overlap_lab import OverlapError, StationDaemon, linked_stations
 from tests.daemon import realjobs as jobs
 from tests.lab.lab import Lab, LabError, lab_unavailable
 
@@ -124,12 +123,7 @@ def measure(peers: int, rate_mbit: float, rounds: int, repeats: int) -> Row:
     with ExitStack() as stack:
         lab = stack.enter_context(Lab(peers, rate_mbit))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="meshtrain-")))
-        daemons = [StationDaemon(lab, station, NAMES[station], folder / NAMES[station]) for station in range(peers)]
-        for daemon in daemons:
-            daemon.wait()
-        for first, second in itertools.pairwise(daemons):
-            paired(first, second)
-        wait_linked(daemons)
+        daemons = linked_stations(lab, NAMES[:peers], folder)
         for _ in range(repeats):
             pair = over_the_mesh(daemons, folder, arguments), over_gloo(lab, peers, folder, arguments)
             for side, said in zip(sides, pair, strict=True):

@@ -6,18 +6,20 @@ case exposes more than the last bucket's exchange + 10 %.
 """
 
 import argparse
+import itertools
 import json
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
 from meshtrain.client import Client, ConnectionLost, RequestError
-from meshtrain.demo.localmesh import LocalDaemon, LocalMeshError
+from meshtrain.demo.localmesh import LocalDaemon, LocalMeshError, wait_linked
 from meshwire import limits
 from meshwire.codecs.registry import FAMILIES, parse_codec
 from meshwire.message_base import Wire
@@ -185,6 +187,17 @@ def paired(first: StationDaemon, second: StationDaemon) -> None:
         if time.monotonic() > deadline_s:
             raise OverlapError(f"{second.name} was not linked in {TIMEOUT_S:.0f} s:\n{second.log_tail()}")
         time.sleep(0.05)
+
+
+def linked_stations(lab: Lab, names: Sequence[str], folder: Path) -> list[StationDaemon]:
+    """A daemon in each of the first stations of a lab, all linked. Raises OverlapError, LocalMeshError."""
+    daemons = [StationDaemon(lab, station, name, folder / name) for station, name in enumerate(names)]
+    for daemon in daemons:
+        daemon.wait()
+    for first, second in itertools.pairwise(daemons):
+        paired(first, second)
+    wait_linked(daemons)
+    return daemons
 
 
 def measure(
@@ -362,10 +375,7 @@ def run(options: argparse.Namespace) -> list[Measured]:
     with ExitStack() as stack:
         lab = stack.enter_context(Lab(MEMBERS, options.rate))
         folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="meshtrain-")))
-        daemons = [StationDaemon(lab, station, name, folder / name) for station, name in enumerate(NAMES)]
-        for daemon in daemons:
-            daemon.wait()
-        paired(*daemons)
+        daemons = linked_stations(lab, NAMES, folder)
         if not options.json:
             print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
         for backward in options.backward:
