@@ -167,3 +167,40 @@ def test_kills_at_any_moment(seed: int) -> None:
         phases = {daemon.machine.phase for daemon in cluster.daemons}
         assert phases == {MembershipPhase.RUNNING}, cluster.story()
     cluster.check_end()
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["down", "leave"])
+def test_the_last_laptop_leaves_its_newest_state_on_the_hub(leaves: bool) -> None:
+    """H3: `meshtrain down` or `leave` beside a hub ends nothing and loses next to nothing: the hub has saved what was
+    complete when it was asked, and lays the job down at once, to go on with any laptop of it."""
+    for seed in range(3):
+        cluster = cluster_of(seed)
+        first, second, hub = cluster.daemons
+        cluster.kill(second)
+        cluster.run_until(cluster.now_s + 3.0)
+        assert hub.checkpointer.newest is not None
+        while cluster.least_complete < hub.checkpointer.newest.round + 3:  # which a laptop may have, and no disk
+            cluster.run_until(cluster.now_s + 0.1)
+        at, before_s = cluster.least_complete, cluster.now_s
+        first.do(first.wish_leave if leaves else first.stop)
+        cluster.run_until(cluster.now_s + 3 * PATIENCE_S)
+        assert cluster.failed == "no base is left anywhere", cluster.story()
+        assert cluster.now_s < before_s + 2 * PATIENCE_S
+        assert hub.checkpointer.newest.round >= at, cluster.story()
+        generation = hub.machine.generation
+        assert generation is not None
+        assert (generation.ranks, generation.provisional, generation.counted) == ((2,), False, (2,)), cluster.story()
+
+
+def test_a_laptop_that_is_not_the_last_is_not_waited_for() -> None:
+    """H3: nobody saves anything when others go on training."""
+    cluster = cluster_of(1)
+    hub = cluster.daemons[2]
+    saved = len(hub.disk.checkpoints.there)
+    first = cluster.daemons[0]
+    first.do(first.wish_leave)
+    cluster.run_until(cluster.now_s + 0.5)
+    assert not first.alive, cluster.story()
+    assert len(hub.disk.checkpoints.there) == saved
+    cluster.recover()
+    cluster.check_end()
