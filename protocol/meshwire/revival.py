@@ -145,6 +145,12 @@ class Revival:
         missing = [newest.members[rank].name for rank in counted if rank not in here]
         if self._enough_since_s is not None:
             return "the start from its newest checkpoint, for all of its devices had lost its state"
+        if not without_hubs(newest.members, here):
+            laptops = [newest.members[rank].name for rank in without_hubs(newest.members, range(len(newest.members)))]
+            return (
+                f"a laptop that was in it ({', '.join(laptops)}): this hub keeps its state; from another one: "
+                f"meshtrain submit --resume {newest.job}"
+            )
         return (
             f"{' or '.join(missing)}, for all of its devices have lost its state, and of the {len(counted)} laptops "
             f"that decide {len(counted) - len(missing)} are here; to go on without: meshtrain submit --resume "

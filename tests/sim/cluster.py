@@ -222,6 +222,8 @@ class Cluster:
         assert self.codecs.setdefault(key, enter.codecs) == enter.codecs, "C3: all go over to one codec at one round"
         lives = {(member.device, member.incarnation) for member in generation.live.values()}
         assert self._lives.setdefault(key, lives) == lives
+        hubs = [rank for rank in generation.counted if generation.members[rank].hub]
+        assert not (hubs and generation.trainers), "H1: a hub has no vote where a laptop is there"
         self.line.entered(generation)
         self._entered.setdefault(key, set()).add((daemon.member.device, daemon.member.incarnation))
         ranks = ", ".join(f"{rank}" if rank in generation.learning else f"{rank} loading" for rank in generation.ranks)

@@ -1,5 +1,6 @@
 """One daemon of the cluster: the shells that ship, on its own loop, put together as a session does it."""
 
+import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -403,8 +404,8 @@ class Daemon(Node):
     # Its place in the job
 
     def wish_leave(self) -> None:
-        """`meshtrain leave`, where somebody else can go on."""
-        if self.rounds is not None and self.host.may_leave and not self.leaving:
+        """`meshtrain leave`, where somebody else can go on, or a hub keeps the state."""
+        if self.rounds is not None and not self.leaving:
             self.leaving = True
             self.tasks.spawn(self._leave(), "leave")
 
@@ -419,8 +420,19 @@ class Daemon(Node):
             generations.ask_codec(codec)
 
     async def _leave(self) -> None:
+        self.leaving = self.host.may_leave or await self.host.hand_over()
+        if not self.leaving:
+            return
         await self.host.leave()
         self.later(0.0, partial(self.world.kill, self, "has left"))
+
+    def stop(self) -> None:
+        """`meshtrain down` of the last laptop: its hubs are given the state, and the process ends."""
+        self.tasks.spawn(self._stop(), "stop")
+
+    async def _stop(self) -> None:
+        await asyncio.gather(self.host.hand_over(), self.host.save())
+        self.later(0.0, partial(self.world.kill, self, "is stopped"))
 
     def was_left_out(self) -> None:
         """The others go on without it."""

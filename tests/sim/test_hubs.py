@@ -1,11 +1,13 @@
 """Hubs in the cluster (H1 to H3): members without learners, which hold the history and a saved state of it."""
 
 import itertools
+import math
 from random import Random
 
 import pytest
 
 from meshwire.membership.effects import MembershipPhase
+from meshwire.messages.generation import Holding
 from meshwire.sync_modes.mode import sync_settings
 from tests.sim.cluster import Cluster, Setting
 from tests.tiers import mostly_slow
@@ -137,6 +139,43 @@ def test_laptops_that_are_silent_may_go_on_elsewhere() -> None:
     assert (generation.provisional, generation.counted) == (True, (0, 1)), cluster.story()
 
 
+@pytest.mark.parametrize("before", [False, True], ids=["a setting of the job", "one silent before"])
+def test_hubs_alone_wait_no_longer_whoever_is_away(before: bool) -> None:
+    """H3: 6 patience, not as long as a part waits that could train (`partition_wait`), nor the day that is waited for
+    who may have the model (J3): the hub has nothing to lose."""
+    setting = Setting(founders=4, hubs=1, patience_s=PATIENCE_S, partition_wait_s=None if before else math.inf)
+    cluster = Cluster(2, setting, recording=True)
+    cluster.run_until(cluster.now_s + AT_S)
+    if before:
+        cluster.kill(cluster.daemons[0], silent=True)
+        cluster.run_until(cluster.now_s + 4 * PATIENCE_S)
+        assert cluster.least_complete > 0
+        assert cluster.daemons[3].generation is not None
+        assert cluster.daemons[3].generation.ranks == (1, 2, 3), cluster.story()
+    for daemon in cluster.daemons[:3]:
+        cluster.kill(daemon, silent=True)
+    cluster.run_until(cluster.now_s + 5 * PATIENCE_S)
+    assert cluster.failed is None, cluster.story()
+    cluster.run_until(cluster.now_s + 4 * PATIENCE_S)
+    assert cluster.failed == "no base is left anywhere", cluster.story()
+
+
+def test_hubs_have_no_vote_before_the_first_round() -> None:
+    """G4, H1: in generation 1 two laptops count and no hub. Cut off with both hubs, the one of the higher rank is not
+    entitled; the other one is, alone."""
+    setting = Setting(founders=4, hubs=2, patience_s=PATIENCE_S, begun=False)
+    cluster = Cluster(5, setting, recording=True)
+    for other in (1, 2, 3):
+        cluster.network.darken(0, other)
+        cluster.network.darken(other, 0)
+    cluster.run_until(cluster.now_s + 4 * PATIENCE_S)
+    alone, cut_off = (daemon.machine.generation for daemon in cluster.daemons[:2])
+    assert alone is not None
+    assert (alone.ranks, alone.provisional, alone.counted) == ((0,), False, (0,)), cluster.story()
+    assert cut_off is not None
+    assert (cut_off.number, cut_off.counted) == (1, (0, 1)), cluster.story()
+
+
 @pytest.mark.parametrize("seed", mostly_slow(list(range(24)), 6))
 def test_kills_at_any_moment(seed: int) -> None:
     """The cluster's invariants hold at every event, whoever is killed, the hub or a laptop, from the job's beginning
@@ -166,4 +205,65 @@ def test_kills_at_any_moment(seed: int) -> None:
     if not cluster.over:
         phases = {daemon.machine.phase for daemon in cluster.daemons}
         assert phases == {MembershipPhase.RUNNING}, cluster.story()
+    cluster.check_end()
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["down", "leave"])
+def test_the_last_laptop_leaves_its_newest_state_on_the_hub(leaves: bool) -> None:
+    """H3: `meshtrain down` or `leave` beside a hub ends nothing and loses next to nothing: the hub has saved what was
+    complete when it was asked, and lays the job down at once, to go on with any laptop of it."""
+    for seed in range(3):
+        cluster = cluster_of(seed)
+        first, second, hub = cluster.daemons
+        cluster.kill(second)
+        cluster.run_until(cluster.now_s + 3.0)
+        assert hub.checkpointer.newest is not None
+        while cluster.least_complete < hub.checkpointer.newest.round + 3:  # which a laptop may have, and no disk
+            cluster.run_until(cluster.now_s + 0.1)
+        at, before_s = cluster.least_complete, cluster.now_s
+        first.do(first.wish_leave if leaves else first.stop)
+        cluster.run_until(cluster.now_s + 3 * PATIENCE_S)
+        assert cluster.failed == "no base is left anywhere", cluster.story()
+        assert cluster.now_s < before_s + 2 * PATIENCE_S
+        assert hub.checkpointer.newest.round >= at, cluster.story()
+        generation = hub.machine.generation
+        assert generation is not None
+        assert (generation.ranks, generation.provisional, generation.counted) == ((2,), False, (2,)), cluster.story()
+
+
+def test_a_laptop_beside_one_that_only_forwards_does_not_leave() -> None:
+    """H3: its script is started no more, so the job would fail with the model on a hub: the model stays here."""
+    cluster = cluster_of(1)
+    first, second, _ = cluster.daemons
+    second.processes.give_up()
+    cluster.run_until(cluster.now_s + 2.0)
+    assert first.generation is not None
+    assert (first.generation.ranks, first.generation.learning) == ((0, 1, 2), (0,)), cluster.story()
+    first.do(first.wish_leave)
+    cluster.run_until(cluster.now_s + 2.0)
+    assert first.alive, cluster.story()
+    assert cluster.failed is None, cluster.story()
+
+
+def test_a_hub_holds_what_it_has_saved_and_no_beginning() -> None:
+    """H3: at the job's beginning it has nothing that others could begin from: that would take a learner."""
+    cluster = Cluster(3, Setting(founders=3, hubs=1, patience_s=PATIENCE_S, begun=False), recording=True)
+    cluster.run_until(cluster.now_s + 0.1)
+    assert cluster.daemons[2].host.holding() == Holding()
+    cluster.recover()
+    holding = cluster.daemons[2].host.holding()
+    assert (holding.base, holding.loads_after, holding.begins, holding.prepared) == (False, None, False, None)
+
+
+def test_a_laptop_that_is_not_the_last_is_not_waited_for() -> None:
+    """H3: nobody saves anything when others go on training."""
+    cluster = cluster_of(1)
+    hub = cluster.daemons[2]
+    saved = len(hub.disk.checkpoints.there)
+    first = cluster.daemons[0]
+    first.do(first.wish_leave)
+    cluster.run_until(cluster.now_s + 0.5)
+    assert not first.alive, cluster.story()
+    assert len(hub.disk.checkpoints.there) == saved
+    cluster.recover()
     cluster.check_end()

@@ -13,7 +13,7 @@ from meshtraind.transport.connection import Connection, Emit, RequestFailed
 from meshwire.frames.header import Header
 from meshwire.message_base import Wire
 from meshwire.messages.envelope import Done
-from meshwire.messages.generation import AskModel, AskState, CatchUp, FetchRound, Invite
+from meshwire.messages.generation import AskModel, AskState, CatchUp, FetchRound, Invite, KeepState
 from meshwire.messages.group import StoreAsk
 from meshwire.messages.job import (
     AskCheckpoint,
@@ -99,7 +99,7 @@ class PeerHandler:
                 return await self._measuring.answer_speed()
             case StoreAsk():
                 return await self._jobs.ask_store(_device(conn), body)
-            case CatchUp() | FetchRound() | AskModel() | AskState():
+            case CatchUp() | FetchRound() | AskModel() | AskState() | KeepState():
                 return await self._jobs.answer_member(_device(conn), body)
         raise RequestFailed(f"a peer may not ask for {type(body).__name__}")
 

@@ -177,6 +177,8 @@ class JobQueries:
             job = self._registry.jobs.get(id_)
         session = self._registry.session(id_)
         reason = f"{self._node.name} left it, the others went on"
+        if session is not None and not session.passage.may_leave:
+            reason = f"{self._node.name} left it, a hub keeps its state"
         if session is None and self._admission.comes_back(id_):
             self._admission.give_up(id_, "cancelled", f"{self._node.name} has left it", left=True)
             return
@@ -186,7 +188,7 @@ class JobQueries:
             return
         if session is None:
             raise RequestFailed(f"job {id_} does not run on this device; see `meshtrain jobs`")
-        if not await session.leave():
+        if not await session.leave(to_hubs=True):
             raise RequestFailed(f"no other device could go on with job {id_}; to end it: meshtrain cancel {id_}")
         session.job.left = True
         session.end("cancelled", reason, now=False, tell=False)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from meshtraind.job_start.beginning import JobBeginning
 from meshtraind.job_start.prepared import DescribedModel, described_model
-from meshtraind.recovery.checkpointer import Checkpointer, Written
+from meshtraind.recovery.checkpointer import END_TIMEOUT_S, Checkpointer, Written
 from meshtraind.recovery.join_requests import START_TIMEOUT_S, ArrivingStates, Giver, JoinRequests
 from meshtraind.recovery.state_donor import StateDonor
 from meshtraind.rounds.catchup import Beginning
@@ -25,9 +25,9 @@ from meshtraind.session.membership_driver import MemberNode, MembershipDriver
 from meshtraind.session.membership_recorder import MembershipWitness
 from meshtraind.storage.job_record import Job
 from meshtraind.transport.messenger import Messenger
-from meshtraind.transport.requests import RequestFailed
+from meshtraind.transport.requests import ConnectionEnded, RequestFailed
 from meshwire.message_base import Wire
-from meshwire.messages.generation import AskState, Enter, Holding, Model, SavedState, Wish
+from meshwire.messages.generation import AskState, Enter, Holding, KeepState, KeptState, Model, SavedState, Wish
 from meshwire.messages.group import NOT_PREPARED, GroupWorld, WorldHere
 from meshwire.messages.job import Generation
 from meshwire.messages.learner import LearnerModel
@@ -40,8 +40,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LEAVE_TIMEOUT_S = 3.0
+KEEP_TIMEOUT_S = END_TIMEOUT_S + 3.0  # for a hub's answer, which has fetched a state by then, or gives that up
 
-Asked = AskedOfHistory | AskState
+Asked = AskedOfHistory | AskState | KeepState
 
 
 class LearnerKeeper(Protocol):
@@ -327,6 +328,33 @@ class MembershipHost(Generic[C]):
     def saved(self) -> bool:
         """Whether the learner here has written a checkpoint of this history."""
         return self._checkpointing.newest is not None
+
+    async def hand_over(self) -> bool:
+        """Has each hub save the state of now, where hubs alone are left without this device (H3). Returns whether one
+        of them has a state; training goes on meanwhile."""
+        generation = self._job.generation
+        last = generation is not None and generation.trainers == (self._job.rank,)
+        if not last or self.is_out or self.founding:
+            return False
+        return any(await asyncio.gather(*(self._handed_to(hub) for hub in self.others)))
+
+    async def _handed_to(self, hub: C) -> bool:
+        job = self._job.spec.job
+        try:
+            await hub.request(KeepState(job=job), timeout_s=KEEP_TIMEOUT_S, name=f"state to {hub.name}")
+        except (RequestFailed, ConnectionEnded, TimeoutError) as error:
+            log.warning("job %s: the hub %s does not keep its state: %s", job, hub.name, error)
+            return False
+        return True
+
+    async def _keep(self) -> KeptState:
+        """Saves the state of now on this hub. Raises RequestFailed where it has none then."""
+        if not self._node.member.hub:
+            raise RequestFailed(f"{self._node.member.name} is no hub")
+        await self.save()
+        if (newest := self._checkpointing.newest) is None:
+            raise RequestFailed(f"{self._node.member.name} has no state of job {self._job.spec.job}")
+        return KeptState(round=newest.round)
 
     async def write_given_up(self) -> Written:
         """The base of a history that is not kept, before its learner is ended."""
@@ -719,6 +747,8 @@ class MembershipHost(Generic[C]):
 
     async def asked(self, device: str, body: Asked) -> Wire:
         """What a member's device that lacks rounds, or loads, asks for. Raises RequestFailed."""
+        if isinstance(body, KeepState):
+            return await self._keep()
         if not isinstance(body, AskState):
             return await self._source.answer(body)
         if self.rounds is None:

@@ -568,9 +568,15 @@ class JobSession:
         self.tell_report()
         await self.close()
 
-    async def leave(self) -> bool:
-        """Lets the others go on without this device. False where there is nobody who could."""
-        if self.job.ending or self.job.spec.engine == "torchrun" or not self.passage.may_leave:
+    async def leave(self, *, to_hubs: bool = False) -> bool:
+        """Lets the others go on without this device. False where there is nobody who could.
+
+        Args:
+            to_hubs: hubs that have the state are enough, which keep it until another laptop comes (H3).
+        """
+        if self.job.ending or self.job.spec.engine == "torchrun":
+            return False
+        if not self.passage.may_leave and not (to_hubs and await self.passage.hand_over()):
             return False
         self._metrics.part = "leaves"
         self.tell_report()
@@ -606,12 +612,13 @@ class JobSession:
         return CodecTaken(change=job.codecs[-1], before=before)
 
     async def stays(self) -> bool:
-        """Saves a job that only this device could go on with. Returns whether it can be begun again from that (J5)."""
+        """Saves a job that only this device could go on with, here and on its hubs. Returns whether it can be begun
+        again from that (J5)."""
         generation = self.job.generation
-        if self.job.ending or generation is None or self.passage.is_out or generation.ranks != (self.job.rank,):
+        if self.job.ending or generation is None or self.passage.is_out or generation.trainers != (self.job.rank,):
             return False
-        await self.passage.save()
-        return self.passage.saved and not self.job.ending
+        kept, _ = await asyncio.gather(self.passage.hand_over(), self.passage.save())
+        return (kept or self.passage.saved) and not self.job.ending
 
     async def close(self) -> None:
         """Ends what is left of the session; the job's state stays as it is."""

@@ -221,7 +221,8 @@ def _tail(log: Path, offset_bytes: int) -> str:
 def down(data_dir: DataDir = None) -> None:
     """Stop the daemon. The other devices go on with its jobs; `meshtrain up` lets it return to them.
 
-    A job that no other device can go on with ends. Paired devices stay paired.
+    A job that no other laptop trains is saved, here and on its hub, and goes on when this one, or another laptop of a
+    hub's job, is up again; where it cannot be saved, it ends. Paired devices stay paired.
     """
     folder = data_folder(data_dir)
     try:
@@ -236,7 +237,7 @@ def down(data_dir: DataDir = None) -> None:
         return
     if status.jobs_running:
         say(f"{status.jobs_running} running here: other devices go on, and this one returns with `meshtrain up`")
-        say("A job that runs on this device alone ends.")
+        say("A job that no other laptop trains is saved first, and goes on from there.")
     with connected(folder) as client:
         ask(client, Shutdown(), Done, name="shutdown", timeout_s=DOWN_TIMEOUT_S)
     _wait_until_down(status.pid, folder)

@@ -86,13 +86,30 @@ def leave(
     ],
     data_dir: DataDir = None,
 ) -> None:
-    """Take this device out of a job; the others go on with it. It does not come back to the job by itself."""
+    """Take this device out of a job; the others go on with it. It does not come back to the job by itself.
+
+    Where a hub alone is left, that has the newest state first, and keeps it until another laptop of the job is up."""
     with connected(data_dir) as client:
         found = find_job(client, job)
         if has_ended(found):
             raise CliError(f"job {found.job} has ended already: {found.state}")
+        kept = _kept_by(client, found)
         ask(client, Leave(job=found.job), Done, name=f"leaving {found.job}", timeout_s=LEAVE_TIMEOUT_S)
+    if kept:
+        say(
+            f"{kept} keeps its state, for no laptop is left: it goes on when another one that was in it is up. "
+            f"From here: meshtrain submit --resume {found.job}"
+        )
     print(found.job)
+
+
+def _kept_by(client: Client, job: JobSummary) -> str:
+    """The hubs that are left of a job when this device, its last laptop, leaves; empty where laptops are."""
+    hubs = [rank for rank in job.present if job.members[rank].hub]
+    laptops = [job.members[rank].device for rank in job.present if not job.members[rank].hub]
+    if not hubs or laptops != [ask(client, GetStatus(), Status, name="status").device]:
+        return ""
+    return " and ".join(printable(job.members[rank].name) for rank in hubs)
 
 
 @reported

@@ -1,7 +1,7 @@
 """Messages of a running job's membership: from the proposal of a generation until all have entered it (G1 to G7).
 
-All are notices between daemons but `Invite`, `CatchUp`, `AskModel`, `AskState` and `FetchRound`. The first generation
-of a job is made by its submitter (`meshwire.messages.job`): prepare, promise, commit.
+All are notices between daemons but `Invite`, `CatchUp`, `AskModel`, `AskState`, `KeepState` and `FetchRound`. The first
+generation of a job is made by its submitter (`meshwire.messages.job`): prepare, promise, commit.
 """
 
 from collections.abc import Mapping
@@ -292,6 +292,20 @@ class SavedState(Wire):
     def by_number(self) -> Mapping[int, BlobRef]:
         """The blobs by unit."""
         return dict(zip((unit for unit in range(self.count) if unit not in {*self.left_out}), self.units, strict=False))
+
+
+@message("state.keep")
+class KeepState(Wire):
+    """Request of the last laptop to a hub, before it goes: save the state of now (H3). Reply: `KeptState`."""
+
+    job: JobId
+
+
+@message("state.kept")
+class KeptState(Wire):
+    """Reply: after which round the newest state is that lies on the hub's disk."""
+
+    round: RoundCount
 
 
 @message("round.fetch")

@@ -42,6 +42,7 @@ from meshwire.messages.job import (
     JobSummary,
     ListCheckpoints,
     ListOutputs,
+    Member,
     Metrics,
     OutputFile,
     Outputs,
@@ -735,6 +736,22 @@ def test_leave_takes_this_device_out_of_a_job_that_runs(endpoint: Endpoint) -> N
     shown = run("leave", JOB)
     assert (shown.exit_code, shown.stderr) == (1, f"error: job {JOB} has ended already: succeeded\n")
     assert len(endpoint.of_type(Leave)) == 1
+
+
+def test_the_last_laptop_hears_who_keeps_the_state_when_it_leaves(endpoint: Endpoint) -> None:
+    """H3: where a hub alone is left; not where another laptop goes on."""
+    running = summary(JobState.RUNNING, ended_at_s=None)
+    hub = Member(device="c" * 64, incarnation=1, name="nas", hub=True)
+    endpoint.answers |= {GetStatus: STATUS, Leave: Done()}
+    here = running.members[0].model_copy(update={"device": STATUS.device})
+    for others, told in (((hub,), True), ((running.members[1], hub), False), ((running.members[1],), False)):
+        members = (here, *others)
+        ranks = tuple(range(len(members)))
+        endpoint.answers[GetJobs] = known_jobs(running.model_copy(update={"members": members, "present": ranks}))
+        shown = run("leave", JOB)
+        assert shown.stdout == f"{JOB}\n"
+        assert ("nas keeps its state, for no laptop is left" in shown.stderr) == told
+        assert (f"meshtrain submit --resume {JOB}" in shown.stderr) == told
 
 
 # --- logs ---

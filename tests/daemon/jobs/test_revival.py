@@ -475,18 +475,35 @@ class Last:
     Args:
         others: whether somebody else is in the generation.
         saves: whether the learner writes a checkpoint in time.
+        hub_keeps: the other one is a hub, which has saved the state.
     """
 
-    def __init__(self, daemon: Daemon, *, others: bool = False, saves: bool = True, lets_go: bool = False) -> None:
+    def __init__(
+        self,
+        daemon: Daemon,
+        *,
+        others: bool = False,
+        saves: bool = True,
+        lets_go: bool = False,
+        hub_keeps: bool = False,
+    ) -> None:
         spec = daemon.spec.model_copy(update={"resume": None})
         self.job = Job(spec, MEMBERS, 0, daemon.folder, daemon.history)
         for event in (JobEvent.ACCEPT, JobEvent.FILES_COMPLETE, JobEvent.START, JobEvent.LEARNER_STARTED):
             self.job.advance(event)
-        ranks = (0, 1) if others else (0,)
-        self.job.take(FIRST.model_copy(update={"number": 3, "root": 3, "ranks": ranks, "learning": (0,)}))
+        ranks = (0, 1) if others or hub_keeps else (0,)
+        members = (MEMBERS[0], MEMBERS[1].model_copy(update={"hub": hub_keeps}), *MEMBERS[2:])
+        now = {"number": 3, "root": 3, "ranks": ranks, "learning": (0,), "members": members, "counted": (0,)}
+        self.job.take(FIRST.model_copy(update=now))
         self.passage: Any = SimpleNamespace(
-            saved=False, is_out=False, may_leave=lets_go, leave=self._leaves, save=self._saves
+            saved=False,
+            is_out=False,
+            may_leave=lets_go,
+            leave=self._leaves,
+            save=self._saves,
+            hand_over=self._hands_over,
         )
+        self._hub_keeps = hub_keeps
         self._writes = saves
         self._metrics = SimpleNamespace(part="")
         self.tell_report = lambda: None
@@ -497,6 +514,9 @@ class Last:
 
     async def _saves(self) -> None:
         self.passage.saved = self._writes
+
+    async def _hands_over(self) -> bool:
+        return self._hub_keeps
 
     async def leave(self) -> bool:
         return await JobSession.leave(cast(JobSession, self))
@@ -520,8 +540,9 @@ class Last:
         ({"saves": False}, True, False),
         ({"others": True}, True, False),
         ({"others": True, "lets_go": True}, False, False),
+        ({"saves": False, "hub_keeps": True}, False, True),
     ],
-    ids=["the last one", "without a checkpoint", "others that only forward", "others go on"],
+    ids=["the last one", "without a checkpoint", "others that only forward", "others go on", "a hub has it"],
 )
 async def test_who_is_stopped_last_begins_the_job_again_and_who_leaves_others_with_it_returns(
     mesh: list[Daemon], how: dict[str, bool], ends: bool, waits: bool

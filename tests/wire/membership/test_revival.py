@@ -129,6 +129,29 @@ def test_half_begins_only_with_the_lowest_rank_and_less_never() -> None:
     )
 
 
+def test_a_hub_begins_with_any_laptop_and_never_alone() -> None:
+    """H3, J5: the last laptop has left the job on the hub; whichever laptop comes, the hub's newest generation counts
+    the hub alone, so both are enough. Alone it waits, and says for whom."""
+    with_hub = tuple(one.model_copy(update={"hub": rank == 2}) for rank, one in enumerate(FIRST.members[:3]))
+    trained, kept = (
+        after(number, *ranks).model_copy(update={"members": with_hub, "learning": learning, "counted": counted})
+        for number, ranks, learning, counted in ((4, (0, 2), (0,), (0,)), (5, (2,), (), (2,)))
+    )
+    mesh = Machines({2: kept})
+    mesh.run((2,), apart_s=0.0)
+    assert not mesh.begun
+    assert mesh.up[2].waiting() == (
+        "a laptop that was in it (peer0, peer1): this hub keeps its state; from another one: meshtrain submit --resume "
+        f"{JOB}"
+    )
+    for laptop in (0, 1):
+        mesh = Machines({2: kept, laptop: trained})
+        mesh.run((2, laptop), apart_s=MINUTE_S)
+        ((at_s, generation),) = mesh.begun
+        assert at_s == MINUTE_S + LINK_S
+        assert (generation.ranks, generation.counted) == ((laptop, 2), (laptop,))
+
+
 def test_a_majority_waits_for_the_rest_as_long_as_it_may_be_on_its_way() -> None:
     """J5: who is linked within the patience begins with the others, and need not load."""
     three = after(4, 0, 1, 2)
