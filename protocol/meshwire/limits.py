@@ -173,6 +173,7 @@ REASON_CHARS_MAX = 500  # why one member does not answer: those of all members f
 LOG_VALUES_MAX = 64  # of one mt.log; all ranks' newest travel in one message
 LOG_NAME_CHARS_MAX = 64
 PATH_CHARS_MAX = 1024
+LOG_TIMES_MAX = 2_000  # of one piece of a log: a piece ends where there are more
 FETCH_BYTES_MAX = 256 * KIB  # one piece of a file: small enough for others to pass between two pieces
 FETCH_WAIT_S_MAX = 10.0
 OUTPUTS_LISTED_MAX = 5_000  # output files of one rank: their list fits into one message

@@ -1,5 +1,6 @@
 """`logs`: what the learners wrote, of all ranks, whole or as it grows."""
 
+import time
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -11,10 +12,12 @@ from meshtrain.cli.ui.follow import follow_job
 from meshtrain.cli.ui.follow_view import View
 from meshtrain.cli.ui.job import find_job
 from meshtrain.cli.ui.options import DataDir, LatestJob
+from meshtrain.cli.ui.since import since_time
 from meshtrain.cli.ui.terminal import say
 from meshtrain.client import Client
 from meshtrain.errors import RequestError
-from meshtrain.following.log_pieces import log_end, read_log, tail_offset
+from meshtrain.following.follower import LogPart
+from meshtrain.following.log_pieces import NoTimes, log_end, read_log
 from meshtrain.following.watching import has_ended
 from meshwire.messages.job import JobSummary
 from meshwire.text import printable
@@ -30,6 +33,13 @@ def logs(
     rank: Annotated[
         str | None, typer.Option("--rank", metavar="RANK", help="Only this one: its number, or its device's name.")
     ] = None,
+    timestamps: Annotated[
+        bool, typer.Option("--timestamps", "-t", help="When each line came, to the second, in this machine's zone.")
+    ] = False,
+    since: Annotated[
+        str | None,
+        typer.Option("--since", metavar="DURATION|TIME", help="Only what came since: 10m, 1h30m, 14:05, 2026-05-01."),
+    ] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Every byte as the scripts wrote it, to be read by a tool.")
     ] = False,
@@ -39,15 +49,21 @@ def logs(
 
     Colours are kept; other control sequences, which could change the terminal or hide text, are shown as escapes, on a
     terminal and in a pipe. Of a progress bar the last state is shown, with -f every ten seconds.
+
+    Times are those of the clock of the device that ran the rank, which notes once a second what has come. Dashes stand
+    where nobody has noted it: in logs of an earlier version, and beside a daemon that was killed.
     """
+    if raw and timestamps:
+        raise BadCommandLine("--raw is every byte and nothing else", "--raw or --timestamps, not both")
+    part = LogPart(lines, None if since is None else since_time(since, time.time()), timestamps, raw)
     with connected(data_dir) as client:
         summary = find_job(client, job)
         ranks = _chosen(summary, rank)
         if not follow:
-            _show(client, summary, ranks, lines, raw)
+            _show(client, summary, ranks, part)
             return
     only = None if rank is None else ranks
-    raise typer.Exit(follow_job(data_dir, summary.job, summary.members, ranks=only, tail=lines, raw=raw))
+    raise typer.Exit(follow_job(data_dir, summary.job, summary.members, ranks=only, part=part))
 
 
 def _chosen(summary: JobSummary, typed: str | None) -> list[int]:
@@ -66,18 +82,23 @@ def _chosen(summary: JobSummary, typed: str | None) -> list[int]:
     raise BadCommandLine(f"job {summary.job} has no rank {typed!r}; it has {names}")
 
 
-def _show(client: Client, summary: JobSummary, ranks: Sequence[int], tail: int | None, raw: bool) -> None:
+def _show(client: Client, summary: JobSummary, ranks: Sequence[int], part: LogPart) -> None:
     failed: list[str] = []
-    with View([member.name for member in summary.members], ranks, raw=raw) as view:
+    hint = "meshtrain peers"
+    with View([member.name for member in summary.members], ranks, raw=part.raw, times=part.times) as view:
         for rank in ranks:
             try:
                 end_bytes = log_end(client, summary.job, rank)
-                start_bytes = 0 if tail is None else tail_offset(client, summary.job, rank, tail, end_bytes)
-                for line in read_log(client, summary.job, rank, start_bytes, end_bytes, raw=raw):
-                    view.lines(rank, [line])
+                begin_bytes = part.begin(client, summary.job, rank, end_bytes)
+                lines = read_log(client, summary.job, rank, begin_bytes, end_bytes, raw=part.raw, times=part.times)
+                for line, came_s in lines:
+                    view.lines(rank, [line], came_s)
+            except NoTimes as error:
+                failed.append(str(error))
+                hint = f"meshtrain logs {summary.job} without --since, or with -n 100"
             except RequestError as error:  # one peer that is away does not hide the others' logs
                 failed.append(f"the log of rank {rank} ({summary.members[rank].name}): {error}")
     if failed:
-        raise CliError("\n".join(failed), "meshtrain peers")
+        raise CliError("\n".join(failed), hint)
     if not has_ended(summary):
         say(f"The job is {summary.state}. Follow it: meshtrain logs -f {summary.job}")
