@@ -12,7 +12,7 @@ from meshtrain.cli.commands.exchange import codecs, topology
 from meshtrain.cli.commands.get import get
 from meshtrain.cli.commands.init import init
 from meshtrain.cli.commands.jobs import cancel, jobs, leave
-from meshtrain.cli.commands.logs import logs
+from meshtrain.cli.commands.logs import logs, report
 from meshtrain.cli.commands.mesh import pair, peers, status, unpair
 from meshtrain.cli.commands.planning import plan, whatif
 from meshtrain.cli.commands.submit import submit
@@ -104,6 +104,7 @@ app.command(epilog=examples("meshtrain dashboard", "meshtrain dashboard --no-ope
 app.command(
     epilog=examples("meshtrain logs -f", "meshtrain logs -n 20 --rank bert x7k", "meshtrain logs -t --since 10m x7k")
 )(logs)
+app.command(epilog=examples("meshtrain report", "meshtrain report x7k -o report.html"))(report)
 app.command(epilog=examples("meshtrain checkpoints", "meshtrain checkpoints x7k --json"))(checkpoints)
 app.command(epilog=examples("meshtrain cancel x7k", "meshtrain cancel --now x7k p4w"))(cancel)
 app.command(epilog=examples("meshtrain leave x7k"))(leave)

@@ -163,6 +163,12 @@ PARTITION_WAIT_S_MAX = 7 * 86_400.0  # of a part for the others: who would wait 
 # Checkpoints
 CHECKPOINT_MANIFEST_BYTES_MAX = 32 * MIB  # one line for each of TENSORS_MAX units, and the blocks of a deal
 
+# The course of a job, as `meshtrain report` draws it
+COURSE_POINTS_MAX = 600  # beyond it every second one goes
+COURSE_VALUES_MAX = 6  # of the script's own values, the first that it has logged
+COURSE_PRESENCE_MAX = 500  # changes of who takes part: the first, and the newest
+COURSE_BYTES_MAX = MESSAGE_BYTES_MAX // 2  # its file, which travels in one message
+
 GIVEN_UP_CHECKPOINTS_MAX = 2  # of one job on one device: a state is the largest thing that a job has
 
 # Text and files in messages
