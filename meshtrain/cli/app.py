@@ -12,7 +12,7 @@ from meshtrain.cli.commands.exchange import codecs, topology
 from meshtrain.cli.commands.get import get
 from meshtrain.cli.commands.init import init
 from meshtrain.cli.commands.jobs import cancel, change, jobs, leave
-from meshtrain.cli.commands.logs import logs
+from meshtrain.cli.commands.logs import logs, report
 from meshtrain.cli.commands.mesh import pair, peers, status, unpair
 from meshtrain.cli.commands.planning import plan, whatif
 from meshtrain.cli.commands.submit import submit
@@ -101,7 +101,10 @@ app.command(epilog=examples("meshtrain jobs", "meshtrain jobs --json"))(jobs)
 app.command(epilog=examples("meshtrain top", "meshtrain top x7k", "meshtrain top --json"))(top)
 app.command(epilog=examples("meshtrain metrics", "meshtrain metrics -o /var/lib/node_exporter/meshtrain.prom"))(metrics)
 app.command(epilog=examples("meshtrain dashboard", "meshtrain dashboard --no-open"))(dashboard)
-app.command(epilog=examples("meshtrain logs -f", "meshtrain logs -n 20 --rank bert x7k"))(logs)
+app.command(
+    epilog=examples("meshtrain logs -f", "meshtrain logs -n 20 --rank bert x7k", "meshtrain logs -t --since 10m x7k")
+)(logs)
+app.command(epilog=examples("meshtrain report", "meshtrain report x7k -o report.html"))(report)
 app.command(epilog=examples("meshtrain checkpoints", "meshtrain checkpoints x7k --json"))(checkpoints)
 app.command(epilog=examples("meshtrain cancel x7k", "meshtrain cancel --now x7k p4w"))(cancel)
 app.command(epilog=examples("meshtrain change x7k --codec int8", "meshtrain change x7k --codec topk:0.01"))(change)

@@ -14,7 +14,16 @@ from typing import Protocol
 
 from meshtrain.client import Client
 from meshtrain.errors import MeshtrainError, RequestError
-from meshtrain.following.log_pieces import Lines, RawLines, ScriptErrors, fetch_log, log_end, tail_offset
+from meshtrain.following.log_pieces import (
+    Lines,
+    RawLines,
+    ScriptErrors,
+    by_time,
+    fetch_log,
+    log_end,
+    since_offset,
+    tail_offset,
+)
 from meshtrain.following.shown_text import printable_lines
 from meshtrain.following.watching import watch_job
 from meshwire import limits
@@ -31,9 +40,37 @@ Connect = Callable[[], Client]
 
 
 @dataclass(frozen=True, slots=True)
+class LogPart:
+    """What of the logs is shown.
+
+    Attributes:
+        tail: how many of the last lines there are; None: all.
+        since_s: only those that came then or later, Unix time.
+        times: each line with the time at which it came.
+        raw: lines as `RawLines` has them.
+    """
+
+    tail: int | None = None
+    since_s: float | None = None
+    times: bool = False
+    raw: bool = False
+
+    def begin(self, client: Client, job: str, rank: int, end_bytes: int) -> int:
+        """The offset from which on a rank's log is shown, of which there are so many bytes. Raises NoTimes."""
+        begin = 0 if self.tail is None else tail_offset(client, job, rank, self.tail, end_bytes)
+        if self.since_s is not None:
+            begin = max(begin, since_offset(client, job, rank, self.since_s, end_bytes))
+        return begin
+
+
+WHOLE = LogPart()
+
+
+@dataclass(frozen=True, slots=True)
 class _LogLines:
     rank: int
     lines: list[str]
+    came_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +105,8 @@ class LostSight(MeshtrainError):
 class JobView(Protocol):
     """Where a followed job is shown. All is called in the thread that follows it."""
 
-    def lines(self, rank: int, lines: Sequence[str]) -> None:
-        """Shows log lines of one rank."""
+    def lines(self, rank: int, lines: Sequence[str], came_s: float | None) -> None:
+        """Shows log lines of one rank. `came_s`: Unix time; None: not asked for, or not known."""
 
     def status(self, job: JobSummary) -> None:
         """Shows where the job stands now; called about once a second."""
@@ -87,27 +124,18 @@ class Follower:
     Args:
         ranks: whose logs are read.
         newcomers: these are all, and those of devices that join later are read, too.
-        tail: how many of the last lines there are; None: all.
-        raw: lines as `RawLines` has them.
+        part: of the logs.
     """
 
     def __init__(
-        self,
-        connect: Connect,
-        job: str,
-        ranks: Sequence[int],
-        tail: int | None,
-        *,
-        newcomers: bool,
-        raw: bool = False,
+        self, connect: Connect, job: str, ranks: Sequence[int], part: LogPart = WHOLE, *, newcomers: bool
     ) -> None:
         self._connect = connect
         self._job = job
         self._ranks = list(ranks)
         self._errors: defaultdict[int, ScriptErrors] = defaultdict(ScriptErrors)
         self._newcomers = newcomers
-        self._tail = tail
-        self._raw = raw
+        self._part = part
         self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._over = threading.Event()  # the job has ended
         self._stopping = threading.Event()
@@ -141,8 +169,8 @@ class Follower:
                     return ended
                 continue
             match item:
-                case _LogLines(rank, lines):
-                    view.lines(rank, self._errors[rank].left_out(lines))
+                case _LogLines(rank, lines, came_s):
+                    view.lines(rank, self._errors[rank].left_out(lines), came_s)
                 case _LogOver(rank, error):
                     reading.discard(rank)
                     if error is not None:
@@ -208,17 +236,19 @@ class Follower:
         self._items.put(_LogOver(rank, error))
 
     def _read_to_end(self, client: Client, rank: int) -> str | None:
-        lines = RawLines() if self._raw else Lines()
-        offset_bytes = 0
+        part = self._part
+        lines = RawLines() if part.raw else Lines()
+        offset_bytes, came_s = 0, None
         bar_told_s = time.monotonic()
-        if self._tail is not None:
-            end_bytes = log_end(client, self._job, rank)
-            offset_bytes = tail_offset(client, self._job, rank, self._tail, end_bytes)
+        if part.tail is not None or part.since_s is not None:
+            offset_bytes = part.begin(client, self._job, rank, log_end(client, self._job, rank))
         refused = 0
         while not self._stopping.is_set():
             asked_s = time.monotonic()
             try:
-                piece = fetch_log(client, self._job, rank, offset_bytes, limits.FETCH_BYTES_MAX, LOG_WAIT_S)
+                piece = fetch_log(
+                    client, self._job, rank, offset_bytes, limits.FETCH_BYTES_MAX, LOG_WAIT_S, times=part.times
+                )
             except RequestError as problem:
                 refused += 1
                 if refused * RETRY_S > LOGS_AFTER_END_S and self._over.is_set():  # until then a lost peer may come back
@@ -226,15 +256,15 @@ class Follower:
                 self._stopping.wait(RETRY_S)
                 continue
             refused = 0
+            for data, came_s in by_time(piece, offset_bytes):
+                self._items.put(_LogLines(rank, lines.feed(data), came_s))
             offset_bytes += len(piece.data)
-            shown = lines.feed(piece.data)
             if time.monotonic() - bar_told_s >= BAR_EVERY_S:
-                shown += lines.bar()
+                self._items.put(_LogLines(rank, lines.bar(), came_s))
                 bar_told_s = time.monotonic()
-            self._items.put(_LogLines(rank, shown))
             if piece.end:
                 break
             if not piece.data and time.monotonic() - asked_s < RETRY_S:
                 self._stopping.wait(RETRY_S)  # answered at once with nothing
-        self._items.put(_LogLines(rank, lines.flush()))
+        self._items.put(_LogLines(rank, lines.flush(), came_s))
         return None

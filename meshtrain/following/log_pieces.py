@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from meshtrain.client import Client, ask
+from meshtrain.errors import MeshtrainError
 from meshtrain.following.shown_text import NO_COLOUR, cut_at, script_text
 from meshwire import limits
 from meshwire.jobs.script_log import ERROR_BEGINS, ERROR_ENDS
@@ -15,6 +16,10 @@ PIECE_TIMEOUT_S = 60.0  # as long as the daemons themselves wait for a piece fro
 ERROR_LINES_MAX = 200  # of an error that is kept
 TORCHS_PREFIX = re.compile(r"\[rank\d+\]: ")  # of each line of an error, in a process with a process group
 LINE_CHARS_MAX = 64 * limits.KIB  # a longer line is shown in parts
+
+
+class NoTimes(MeshtrainError):
+    """Lines were asked for by their time, and nobody has noted it."""
 
 
 class Lines:
@@ -141,9 +146,13 @@ def _parts(line: str) -> list[str]:
     return [*parts, line[at:]]
 
 
-def fetch_log(client: Client, job: str, rank: int, offset_bytes: int, max_bytes: int, wait_s: float) -> Fetched:
-    """One piece of a rank's log, wherever that rank runs."""
-    body = Fetch(job=job, what="log", rank=rank, offset_bytes=offset_bytes, max_bytes=max_bytes, wait_s=wait_s)
+def fetch_log(
+    client: Client, job: str, rank: int, offset_bytes: int, max_bytes: int, wait_s: float, *, times: bool = False
+) -> Fetched:
+    """One piece of a rank's log, wherever that rank runs. `times`: and when its bytes came."""
+    body = Fetch(
+        job=job, what="log", rank=rank, offset_bytes=offset_bytes, max_bytes=max_bytes, wait_s=wait_s, times=times
+    )
     return ask(client, body, Fetched, name=f"log of rank {rank}", timeout_s=PIECE_TIMEOUT_S + wait_s)
 
 
@@ -172,14 +181,56 @@ def tail_offset(client: Client, job: str, rank: int, lines: int, end_bytes: int)
     return 0
 
 
-def read_log(client: Client, job: str, rank: int, start_bytes: int, end_bytes: int, *, raw: bool) -> Iterator[str]:
-    """The lines between two offsets. `raw`: with their ends, as `RawLines` has them."""
+def since_offset(client: Client, job: str, rank: int, since_s: float, end_bytes: int) -> int:
+    """The offset at which the line begins that is the first of those that came then or later, among the first
+    `end_bytes` bytes; of a line that came in parts the last part counts. Raises NoTimes."""
+    if end_bytes and _came_s(client, job, rank, end_bytes - 1) is None:
+        raise NoTimes(f"when the lines of rank {rank} came was not noted: an earlier version has written them")
+    low, high = 0, end_bytes  # bisected: a log grows at its end, by a clock that hardly goes back
+    while low < high:
+        middle = (low + high) // 2
+        came_s = _came_s(client, job, rank, middle)
+        if came_s is None or came_s < since_s:
+            low = middle + 1
+        else:
+            high = middle
+    if low == end_bytes:
+        return low
+    start = max(0, low - limits.FETCH_BYTES_MAX)
+    before = fetch_log(client, job, rank, start, low - start, 0.0).data if low > start else b""
+    return start + before.rfind(b"\n") + 1
+
+
+def _came_s(client: Client, job: str, rank: int, offset_bytes: int) -> float | None:
+    times = fetch_log(client, job, rank, offset_bytes, 1, 0.0, times=True).times
+    return (times[0][1] or None) if times else None
+
+
+def by_time(piece: Fetched, offset_bytes: int) -> Iterator[tuple[bytes, float | None]]:
+    """A piece cut where its time changes: bytes, and when they came; None where that is not known."""
+    times = piece.times or ((offset_bytes, 0.0),)
+    cuts = [*(at for at, _ in times[1:]), offset_bytes + len(piece.data)]
+    at_bytes = offset_bytes
+    for (_, came_s), cut_bytes in zip(times, cuts, strict=True):
+        yield piece.data[at_bytes - offset_bytes : max(0, cut_bytes - offset_bytes)], came_s or None
+        at_bytes = max(at_bytes, cut_bytes)
+
+
+def read_log(
+    client: Client, job: str, rank: int, start_bytes: int, end_bytes: int, *, raw: bool, times: bool = False
+) -> Iterator[tuple[str, float | None]]:
+    """The lines between two offsets, and when each came, where `times` are asked for. `raw`: with their ends, as
+    `RawLines` has them."""
     lines = RawLines() if raw else Lines()
+    came_s: float | None = None
     while start_bytes < end_bytes:
         wanted_bytes = min(limits.FETCH_BYTES_MAX, end_bytes - start_bytes)
-        piece = fetch_log(client, job, rank, start_bytes, wanted_bytes, 0.0)
+        piece = fetch_log(client, job, rank, start_bytes, wanted_bytes, 0.0, times=times)
         if not piece.data:
             break
+        for data, came_s in by_time(piece, start_bytes):
+            for line in lines.feed(data):
+                yield line, came_s
         start_bytes += len(piece.data)
-        yield from lines.feed(piece.data)
-    yield from lines.flush()
+    for line in lines.flush():
+        yield line, came_s

@@ -2,6 +2,7 @@
 reads."""
 
 import re
+import time
 import unicodedata
 
 from meshwire.text import printable
@@ -62,3 +63,11 @@ def human_seconds(seconds: float) -> str:
         if seconds < up_to:
             return f"{seconds / length:.0f} {unit}"
     return f"{seconds / 86400:.0f} days"
+
+
+NO_TIME = "-" * 19
+
+
+def clock_text(at_s: float | None) -> str:
+    """A time for people, by the clock on their wall: "2026-11-26 09:41:07"; as many dashes where it is not known."""
+    return NO_TIME if at_s is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s))

@@ -106,7 +106,7 @@ class MeshSession:
         job, members = submitted.job, submitted.members
         view = RunView(screen, [member.name for member in members])
         folder = data_folder(self._options.data_dir)
-        follower = Follower(lambda: Client.connect(folder), job, range(len(members)), None, newcomers=True)
+        follower = Follower(lambda: Client.connect(folder), job, range(len(members)), newcomers=True)
         try:
             ended = follower.run(view)
         except RankGaveUp as given_up:

@@ -47,7 +47,7 @@ class RunView:
             if report.failure is not None and report.part == "forwards":
                 raise RankGaveUp(job, report.rank)
 
-    def lines(self, rank: int, lines: Sequence[str]) -> None:
+    def lines(self, rank: int, lines: Sequence[str], came_s: float | None = None) -> None:
         """Shows log lines of one rank, as many as a cell bears."""
         if not lines or self._cut:
             return

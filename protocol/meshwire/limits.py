@@ -165,6 +165,12 @@ PARTITION_WAIT_S_MAX = 7 * 86_400.0  # of a part for the others: who would wait 
 # Checkpoints
 CHECKPOINT_MANIFEST_BYTES_MAX = 32 * MIB  # one line for each of TENSORS_MAX units, and the blocks of a deal
 
+# The course of a job, as `meshtrain report` draws it
+COURSE_POINTS_MAX = 600  # beyond it every second one goes
+COURSE_VALUES_MAX = 6  # of the script's own values, the first that it has logged
+COURSE_PRESENCE_MAX = 500  # changes of who takes part: the first, and the newest
+COURSE_BYTES_MAX = MESSAGE_BYTES_MAX // 2  # its file, which travels in one message
+
 GIVEN_UP_CHECKPOINTS_MAX = 2  # of one job on one device: a state is the largest thing that a job has
 
 # Text and files in messages
@@ -175,6 +181,7 @@ REASON_CHARS_MAX = 500  # why one member does not answer: those of all members f
 LOG_VALUES_MAX = 64  # of one mt.log; all ranks' newest travel in one message
 LOG_NAME_CHARS_MAX = 64
 PATH_CHARS_MAX = 1024
+LOG_TIMES_MAX = 2_000  # of one piece of a log: a piece ends where there are more
 FETCH_BYTES_MAX = 256 * KIB  # one piece of a file: small enough for others to pass between two pieces
 FETCH_WAIT_S_MAX = 10.0
 OUTPUTS_LISTED_MAX = 5_000  # output files of one rank: their list fits into one message

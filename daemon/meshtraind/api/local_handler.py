@@ -20,6 +20,7 @@ from meshwire import limits
 from meshwire.frames.header import Header
 from meshwire.message_base import Wire
 from meshwire.messages.config import GetConfig, NotifyOfJob, SetConfig
+from meshwire.messages.course import GetCourse
 from meshwire.messages.envelope import Done
 from meshwire.messages.group import GroupBegin, GroupEnd, SignOfLife, StoreAsk
 from meshwire.messages.job import Fetch, Found, ListCheckpoints, ListOutputs
@@ -190,6 +191,8 @@ class LocalHandler:
                 return await questions.change_codec(body)
             case Fetch():
                 return await questions.fetch(body, forward=True)
+            case GetCourse():
+                return await questions.course(body.job)
             case ListOutputs():
                 return await questions.outputs(body, forward=True)
             case ListCheckpoints():

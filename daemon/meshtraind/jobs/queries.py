@@ -14,6 +14,7 @@ from meshtraind.jobs.registry import JobRegistry
 from meshtraind.peers.node import Node
 from meshtraind.runtime.disk_threads import DiskThreads
 from meshtraind.runtime.threads import in_thread
+from meshtraind.session.course import load_course
 from meshtraind.storage.blob_writer import BlobError
 from meshtraind.storage.checkpoint_store import CheckpointError, list_checkpoints
 from meshtraind.storage.fetch import list_outputs, serve
@@ -25,6 +26,7 @@ from meshwire import limits
 from meshwire.checkpoints.manifest import CheckpointName
 from meshwire.jobs.lifecycle import JobEvent, JobState
 from meshwire.message_base import Wire
+from meshwire.messages.course import JobCourse
 from meshwire.messages.job import (
     AskCheckpoint,
     CheckpointFiles,
@@ -43,6 +45,7 @@ from meshwire.messages.job import (
     Outputs,
 )
 from meshwire.messages.local import Cancel, ChangeCodec, CodecTaken, Watch, Watched
+from meshwire.peer_news import joined
 
 log = logging.getLogger(__name__)
 
@@ -244,6 +247,25 @@ class JobQueries:
         """Whether no log of it will grow here any more."""
         job = self._registry.jobs.get(id_)
         return (job is None or job.ended) and not self._admission.comes_back(id_)
+
+    async def course(self, id_: str) -> JobCourse:
+        """How a job went that this device takes part in, or did."""
+        summary = await self._summary(id_, ask_others=True)
+        session = self._registry.session(id_)
+        if session is not None:
+            return session.course.course()
+        kept = await in_thread(lambda _: load_course(self._node.job_folder(id_)))
+        if kept is None:
+            names = joined([member.name for member in summary.members])
+            raise RequestFailed(
+                f"how job {id_} went is not known on this device: it was not in it, or its files have expired, or an "
+                f"earlier version ran it; it ran on {names}"
+            )
+        if id_ in self._registry.jobs:
+            return kept.model_copy(update={"summary": summary})
+        of_history = ("state", "ended_at_s", "exit_code", "error", "expired_at_s", "waiting_for")
+        newer = {name: getattr(summary, name) for name in of_history}
+        return kept.model_copy(update={"summary": kept.summary.model_copy(update=newer)})
 
     async def outputs(self, body: ListOutputs, *, forward: bool) -> Outputs:
         """Output files that lie here and (`forward`), after them, on the other members; and who did not answer."""

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import os
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from meshtraind.learner.shared_memory import SharedMemory
 from meshtraind.machine.control_pipe import ASK_TO_END, CONTROL_VARIABLE
 from meshtraind.machine.process_tree import ProcessTree
 from meshtraind.runtime.open_below import open_below, read_below
+from meshtraind.runtime.tasks import TaskSet
 from meshtraind.storage.fetch import RECORD_SUFFIX
+from meshtraind.storage.log_times import LOOK_S, LogClock
 from meshwire.memory_layout.kept_state import KEPT_FD_VARIABLE
 from meshwire.memory_layout.shared_slots import MEMORY_FD_VARIABLE
 from meshwire.messages.job import JobSpec
@@ -65,6 +68,7 @@ class LearnerProcess:
         self._spec = spec
         self._record = log.with_suffix(RECORD_SUFFIX)
         self._log = log
+        self._clock: LogClock | None = None
         self._memory = memory
         self._python = python
         self._process: asyncio.subprocess.Process | None = None
@@ -88,6 +92,7 @@ class LearnerProcess:
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
         descriptor = open_below(*_below_jobs(self._log), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
+            self._clock = await asyncio.to_thread(LogClock, self._log)
             if said:
                 os.write(descriptor, f"meshtrain: {said}\n".encode())
             self._process = await asyncio.create_subprocess_exec(
@@ -137,9 +142,21 @@ class LearnerProcess:
     async def wait(self) -> int:
         """Waits for the end without a deadline of its own: `stop` has one. Negative: killed by that signal."""
         assert self._process is not None
-        code = await self._process.wait()
-        await self._tree.end(self._process.pid)  # what it started and left behind
+        assert self._clock is not None
+        tasks = TaskSet(f"log {self._log.stem}")
+        tasks.spawn(self._watch_log(self._clock), "times")
+        try:
+            code = await self._process.wait()
+            await self._tree.end(self._process.pid)  # what it started and left behind
+        finally:
+            await tasks.close()
+        await asyncio.to_thread(self._clock.look, time.time(), last=True)
         return code
+
+    async def _watch_log(self, clock: LogClock) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            await asyncio.to_thread(clock.look, time.time())
 
     async def exited(self) -> None:
         """Waits until the process itself has ended, whatever it has left behind."""

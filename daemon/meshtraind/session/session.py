@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 import traceback
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from meshtraind.recovery.hub_states import HubStates
 from meshtraind.recovery.state_donor import StateDonor
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session.barriers import Barriers
+from meshtraind.session.course import SAVE_EVERY_S, CourseKeeper, save_course
 from meshtraind.session.invitations import Inviter
 from meshtraind.session.learner_handler import LearnerHandler
 from meshtraind.session.member_handler import MemberHandler
@@ -108,6 +110,7 @@ class JobSession:
         self._learners = LearnerSupervisor(node, job, learners_here)
         self._barriers = Barriers(job, self._send)
         self._metrics = MetricsKeeper(links)
+        self.course = CourseKeeper(node, job)
         self._tasks = TaskSet(f"job {job.spec.job}", self._task_failed)
         self.maker = RoundsFactory(job, links, rtt_s, Timeouts(patience_s=node.patience_s).stall_s)
         self.learner = LearnerHandler(job, self._barriers, self._metrics, self, self._tasks)
@@ -629,6 +632,7 @@ class JobSession:
         self.job.on_odd = lambda _round, _odd: None  # jobs are remembered for long: this session is not, nor its rounds
         await self._donor.close()
         self._metrics.freeze()
+        await self._keep_course(0.0)
         self.closed.set()
         await self._tasks.close()
 
@@ -762,14 +766,22 @@ class JobSession:
         return f"{self.who}: {text}"
 
     async def _report_regularly(self) -> None:
+        if self.job.was_here:
+            await asyncio.to_thread(self.course.go_on)
         while True:
             self.tell_report()
+            await self._keep_course(SAVE_EVERY_S)
             self.learner.sign_of_life()
             await self._end_if_it_hangs()
             if self.passage.generations is not None:
                 self.passage.generations.progress()
             self.passage.look_for_stalls()
             await asyncio.sleep(REPORT_INTERVAL_S)
+
+    async def _keep_course(self, every_s: float) -> None:
+        self.course.look(time.time())
+        if (packed := self.course.to_save(time.monotonic(), every_s)) is not None:
+            await asyncio.to_thread(save_course, self.job.folder, packed)
 
     async def _watch_group(self) -> None:
         """Ends a script with a process group that stands still, for all others would wait for it (P7)."""

@@ -20,6 +20,7 @@ from meshtraind.runtime.tasks import TaskSet, told_elsewhere
 from meshtraind.runtime.threads import Check, in_thread
 from meshtraind.storage.blob_writer import BlobBusyError, BlobWriter
 from meshtraind.storage.blobs import BlobStore
+from meshtraind.storage.log_times import NOT_KNOWN, log_times
 from meshtraind.transport.messenger import Messenger
 from meshtraind.transport.requests import RequestFailed
 from meshwire import limits
@@ -219,7 +220,7 @@ async def _serve_log(body: Fetch, job_folder: Path, ended: Callable[[], bool]) -
     until_s = time.monotonic() + body.wait_s
     while True:
         over = ended()  # asked before reading: what is written until then is read
-        read = partial(_read_log, job_folder, body)
+        read = partial(_read_log, job_folder, body, NOT_KNOWN if over else time.time())
         piece = await _RESULTS.run(read, timeout_s=RESULT_READ_TIMEOUT_S, name="reading the log")
         at_end = body.offset_bytes + len(piece.data) >= piece.total_bytes
         if piece.data or over or time.monotonic() >= until_s:
@@ -227,11 +228,19 @@ async def _serve_log(body: Fetch, job_folder: Path, ended: Callable[[], bool]) -
         await asyncio.sleep(LOG_POLL_S)
 
 
-def _read_log(job_folder: Path, body: Fetch, check: Check) -> Fetched:
+def _read_log(job_folder: Path, body: Fetch, now_s: float, check: Check) -> Fetched:
+    way = (job_folder.name, LOGS, f"{body.rank}.log")
     try:
-        return _read_piece(job_folder.parent, (job_folder.name, LOGS, f"{body.rank}.log"), body, False, check)
+        piece = _read_piece(job_folder.parent, way, body, False, check)
     except FileNotFoundError:
         return Fetched(data=b"", total_bytes=0, end=False)
+    if not body.times or not piece.data:
+        return piece
+    times = log_times(job_folder.parent, way, body.offset_bytes, body.offset_bytes + len(piece.data), now_s)
+    data = piece.data
+    if len(times) == limits.LOG_TIMES_MAX:  # what follows the last one has others
+        data, times = data[: times[-1][0] - body.offset_bytes], times[:-1]
+    return piece.model_copy(update={"data": data, "times": times})
 
 
 def _read_piece(root: Path, parts: Sequence[str], body: Fetch, ends: bool, _check: Check) -> Fetched:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FOLDER = "profiles"  # below the data folder
 KEPT_MAX = 64  # the newest ones; of a model with a thousand tensors one has 100 kB
 TIMEOUT_S = 60.0  # who submits waits for it
-VERSIONS = ("meshtrain", "torch", "numpy")
+VERSIONS = ("meshtraind", "torch", "numpy")
 
 
 @dataclass(frozen=True, slots=True)

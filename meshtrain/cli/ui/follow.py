@@ -10,7 +10,7 @@ from meshtrain.cli.ui.follow_view import View
 from meshtrain.cli.ui.terminal import say
 from meshtrain.client import Client
 from meshtrain.datadir import data_folder
-from meshtrain.following.follower import Follower, LostSight
+from meshtrain.following.follower import WHOLE, Follower, LogPart, LostSight
 from meshtrain.following.shown_text import printable_lines
 from meshtrain.following.watching import outcome_lines
 from meshwire.jobs.lifecycle import EXIT_CODES, JobState
@@ -23,16 +23,17 @@ def follow_job(
     members: Sequence[Member],
     *,
     ranks: Sequence[int] | None = None,  # all, if none are named
-    tail: int | None = None,
+    part: LogPart = WHOLE,
     logs: TextIO | None = None,
-    raw: bool = False,
 ) -> int:
     """Shows a job until it ends or ctrl-C detaches. Returns the exit code: the outcome's, 0 when detached."""
     shown = list(range(len(members))) if ranks is None else list(ranks)
     folder = data_folder(data_dir)
-    follower = Follower(lambda: Client.connect(folder), job, shown, tail, newcomers=ranks is None, raw=raw)
+    follower = Follower(lambda: Client.connect(folder), job, shown, part, newcomers=ranks is None)
     try:
-        with View([member.name for member in members], shown, logs or sys.stdout, raw=raw) as view:
+        with View(
+            [member.name for member in members], shown, logs or sys.stdout, raw=part.raw, times=part.times
+        ) as view:
             summary = follower.run(view)
     except KeyboardInterrupt:
         say(f"\nDetached: job {job} is still running. Follow it: meshtrain logs -f {job}")

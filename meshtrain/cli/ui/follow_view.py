@@ -8,6 +8,7 @@ from typing import Self, TextIO
 from meshtrain.cli.ui.terminal import console, say
 from meshtrain.following.job_news import JobNews
 from meshtrain.following.log_pieces import raw_bytes
+from meshtrain.following.shown_text import clock_text
 from meshtrain.following.status_line import StatusLine, prefixes, stages_text
 from meshwire.messages.job import JobSummary
 from meshwire.text import printable
@@ -24,16 +25,24 @@ class View:
         shown: the ranks whose logs are shown; one alone needs no prefix.
         logs: where log lines go, which are safe to show;
         raw: or as `RawLines` has them. Then nothing is drawn, and without prefixes not a byte is added.
+        times: each log line begins with its time.
     """
 
     def __init__(
-        self, names: Sequence[str], shown: Sequence[int], logs: TextIO | None = None, *, raw: bool = False
+        self,
+        names: Sequence[str],
+        shown: Sequence[int],
+        logs: TextIO | None = None,
+        *,
+        raw: bool = False,
+        times: bool = False,
     ) -> None:
         self._prefixes = prefixes(names) if len(shown) > 1 else [""] * len(names)
         self._logs = logs or sys.stdout
         self._console = console(stderr=self._logs is sys.stderr)
         self._live = None
         self._raw = raw
+        self._times = times
         self._seen: JobSummary | None = None
         self._line = StatusLine()
         self._news = JobNews()
@@ -58,11 +67,11 @@ class View:
         """Shows the logs of more members than before."""
         self._prefixes = prefixes(names)
 
-    def lines(self, rank: int, lines: Sequence[str]) -> None:
-        """Shows log lines of one rank."""
+    def lines(self, rank: int, lines: Sequence[str], came_s: float | None = None) -> None:
+        """Shows log lines of one rank, with the time at which they came where that is asked for."""
         if not lines:
             return
-        prefix = self._prefixes[rank]
+        prefix = self._prefixes[rank] + (f"{clock_text(came_s)} " if self._times else "")
         if self._raw:
             end = "\n" if prefix else ""
             self._logs.flush()

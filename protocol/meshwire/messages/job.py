@@ -249,15 +249,21 @@ class Fetch(Wire):
     offset_bytes: Annotated[int, Field(ge=0, le=limits.DATA_BYTES_MAX)]
     max_bytes: Annotated[int, Field(gt=0, le=limits.FETCH_BYTES_MAX)]
     wait_s: Annotated[float, Field(ge=0, le=limits.FETCH_WAIT_S_MAX)] = 0.0  # logs: wait so long for new bytes
+    times: bool = False  # logs: say when the bytes came, too
 
 
 @message("fetched")
 class Fetched(Wire):
-    """Reply. `end` when nothing will follow the bytes of this reply."""
+    """Reply. `end` when nothing will follow the bytes of this reply.
+
+    `times`, where they were asked for: from this byte of the log on, what follows was there at this Unix time, by the
+    clock of the device that ran the rank; 0: nobody has noted it.
+    """
 
     data: Annotated[bytes, Field(max_length=limits.FETCH_BYTES_MAX)]
     total_bytes: Count
     end: bool
+    times: Annotated[tuple[tuple[Count, Seconds], ...], Field(max_length=limits.LOG_TIMES_MAX)] = ()
 
 
 @message("job.prepare")

@@ -1,0 +1,207 @@
+"""`report`: one file that tells how a job went, loads nothing, runs nothing, and takes nobody's text for its own."""
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from meshtrain.following.report_page import report_html
+from meshtrain.pictures.presence_picture import Spell, presence_svg
+from meshwire import limits
+from meshwire.jobs.lifecycle import JobState
+from meshwire.messages.course import CoursePoint, CoursePresence, GetCourse, JobCourse
+from meshwire.messages.job import Fetch, Fetched, JobSummary, Metrics, RankReport
+from meshwire.messages.local import GetJobs
+from tests.daemon.fakedaemon import JOB, SOFTWARE, Endpoint, known_jobs, member, run, summary
+
+pytestmark = pytest.mark.usefixtures("plain_environment")
+
+EVIL = "<script>alert(1)</script>\"'&\x1b[2J\u202e"
+BEGAN_S = 1_790_000_000.0
+
+
+def course_of(job: JobSummary, **changes: object) -> JobCourse:
+    fields: dict[str, object] = {
+        "summary": job,
+        "settings": (("sync", "ssp:2"), ("codec", "fp16")),
+        "software": ((0, SOFTWARE),),
+        "points": tuple(
+            CoursePoint(
+                at_s=BEGAN_S + at,
+                round=10 * at,
+                values=(("loss", 3.0 / at),),
+                samples_s=100.0 * at,
+                sent_bytes=2_000_000 * at,
+                learning=2 - at // 3,
+            )
+            for at in range(1, 5)
+        ),
+        "presence": (
+            CoursePresence(at_s=BEGAN_S, generation=1, present=(0, 1), learning=(0,)),
+            CoursePresence(at_s=BEGAN_S + 9, generation=2, present=(0, 1), learning=(0, 1)),
+            CoursePresence(at_s=BEGAN_S + 20, generation=3, present=(0,), learning=(0,)),
+        ),
+    }
+    return JobCourse(**(fields | changes))  # type: ignore[arg-type]
+
+
+class Page(HTMLParser):
+    """What a browser would make of it: elements, and the text that is seen."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[str] = []
+        self.asked: list[str] = []  # addresses of anything that would be loaded, and handlers
+        self.text = ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append(tag)
+        self.asked += [f"{tag} {name}" for name, _ in attrs if name in ("src", "href", "srcset", "data")]
+        self.asked += [f"{tag} {name}" for name, _ in attrs if name.startswith("on")]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
+    monkeypatch.chdir(tmp_path)
+    endpoint = Endpoint(tmp_path / "data")
+    job = summary()
+    endpoint.answers[GetJobs] = known_jobs(job)
+    endpoint.answers[GetCourse] = course_of(job)
+    data = b"".join(b"step %d\n" % at for at in range(100))
+    endpoint.answers[Fetch] = lambda body, _: Fetched(
+        data=data[body.offset_bytes : body.offset_bytes + body.max_bytes], total_bytes=len(data), end=True
+    )
+    yield endpoint
+    endpoint.close()
+
+
+def test_one_file_tells_it_all_and_asks_for_nothing(endpoint: Endpoint, tmp_path: Path) -> None:
+    result = run("report", "train", "-o", "report.html", "--data-dir", str(endpoint.data_dir))
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == "report.html\n"
+    html = (tmp_path / "report.html").read_text()
+    page = Page(html)
+    for said in (
+        "succeeded",
+        "ssp:2",
+        "fp16",
+        "torch 2.13.0",
+        "loss",
+        "samples/s",
+        "MB sent in a round",
+        "anna",
+        "bert",
+    ):
+        assert said in page.text, said
+    assert "step 99" in page.text
+    assert "step 10\n" not in page.text  # the end of the log
+    assert page.asked == []
+    assert "script" not in page.elements
+    assert "http" not in html.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
+    assert "default-src 'none'" in html
+    pictures = re.findall(r"<svg.*?</svg>", html, re.DOTALL)
+    assert len(pictures) == 2
+    for picture in pictures:
+        assert ElementTree.fromstring(picture).find("{http://www.w3.org/2000/svg}title") is not None
+
+
+def test_the_file_is_named_by_the_job_and_nothing_is_overwritten(endpoint: Endpoint, tmp_path: Path) -> None:
+    folder = str(endpoint.data_dir)
+    assert run("report", "--data-dir", folder).stdout == f"report-{JOB}.html\n"
+    again = run("report", "--data-dir", folder)
+    assert again.exit_code == 1
+    assert "exists" in again.stderr
+    assert "--force" in again.stderr
+    assert run("report", "--force", "--data-dir", folder).exit_code == 0
+    nowhere = run("report", "-o", str(tmp_path / "no" / "such.html"), "--data-dir", folder)
+    assert nowhere.exit_code == 1
+    assert "cannot write" in nowhere.stderr
+
+
+def test_json_is_the_course(endpoint: Endpoint) -> None:
+    result = run("report", "--json", "--data-dir", str(endpoint.data_dir))
+    document = json.loads(result.stdout)
+    assert [point["round"] for point in document["points"]] == [10, 20, 30, 40]
+    assert document["summary"]["job"] == JOB
+
+
+def test_what_others_wrote_is_text_and_nothing_else() -> None:
+    members = (member("ab" * 32, EVIL[:30]), member("cd" * 32, "bert"))
+    report = RankReport(job=JOB, rank=0, state="failed", error=EVIL, failure=f"rank 0: {EVIL}", metrics=Metrics())
+    job = summary(JobState.FAILED, members=members, name=EVIL[:40], error=EVIL, ranks=(report,), script="t.py")
+    points = (
+        CoursePoint(at_s=1.0, round=1, values=((EVIL, 1.0),)),
+        CoursePoint(at_s=2.0, round=2, values=((EVIL, 2.0),)),
+    )
+    course = course_of(job, settings=((EVIL, EVIL),), points=points)
+    html = report_html(course, {0: EVIL, 1: EVIL}, "1", BEGAN_S)
+    page = Page(html)
+    assert "script" not in page.elements
+    assert "<script>alert(1)" in page.text  # shown as it was typed
+    assert "\x1b" not in html
+    assert "\u202e" not in html
+    assert page.asked == []
+    for picture in re.findall(r"<svg.*?</svg>", html, re.DOTALL):
+        ElementTree.fromstring(picture)
+
+
+def test_a_failure_says_where_it_came_from() -> None:
+    failure = "rank 1 (bert): train.py, line 7: ValueError: no such file"
+    reports = (RankReport(job=JOB, rank=1, state="failed", error=failure, failure=failure),)
+    job = summary(JobState.FAILED, error=failure, ranks=reports)
+    text = Page(report_html(course_of(job), {}, "1", BEGAN_S)).text
+    assert "train.py, line 7" in text
+    assert "bert" in text
+    assert "failed" in text
+
+
+def test_a_job_that_has_not_begun_or_logged_says_so() -> None:
+    job = summary(JobState.RUNNING, ended_at_s=None)
+    text = Page(report_html(course_of(job, points=(), presence=(), software=()), {}, "1", BEGAN_S)).text
+    assert "No round was completed" in text
+    assert "has not begun" in text
+    assert "is running" in text
+    silent = course_of(job, points=(CoursePoint(at_s=1.0, round=1, learning=1),))
+    assert "mt.log(loss=loss)" in Page(report_html(silent, {}, "1", BEGAN_S)).text
+
+
+def test_a_page_of_the_longest_course_is_of_a_size_to_be_sent() -> None:
+    values = tuple((f"value {at}", sys.float_info.max) for at in range(limits.COURSE_VALUES_MAX))
+    points = tuple(CoursePoint(at_s=1.0, round=at, values=values) for at in range(1, limits.COURSE_POINTS_MAX + 1))
+    presence = tuple(
+        CoursePresence(at_s=float(at), generation=at, present=(0, 1), learning=(at % 2,))
+        for at in range(1, limits.COURSE_PRESENCE_MAX + 1)
+    )
+    html = report_html(course_of(summary(), points=points, presence=presence), {}, "1", BEGAN_S)
+    assert len(html) < 600_000
+
+
+def test_each_bar_lies_in_its_time() -> None:
+    spells = [
+        Spell(0.0, 10.0, frozenset({0, 1}), frozenset({0})),
+        Spell(10.0, 40.0, frozenset({1}), frozenset({1})),
+    ]
+    picture = ElementTree.fromstring(presence_svg("who", ["a", "b"], spells, ("begin", "end")))
+    bars = [
+        (float(bar.attrib["x"]), float(bar.attrib["width"]), bar.attrib.get("class"), float(bar.attrib["y"]))
+        for bar in picture.iter("{http://www.w3.org/2000/svg}rect")
+        if bar.attrib.get("class") != "page"
+    ]
+    (a, b_waits, b) = bars
+    assert a[2] is None
+    assert b_waits[2] == "waits"
+    assert b[2] is None
+    assert a[3] < b[3] == b_waits[3]
+    assert a[0] == b_waits[0]
+    assert b[0] == pytest.approx(b_waits[0] + b_waits[1], abs=0.02)
+    assert b[1] == pytest.approx(3 * a[1], abs=0.05)
