@@ -250,12 +250,12 @@ class LearnerSession:
 
     @property
     def rank(self) -> int:
-        """Index in the job's members."""
-        return self._welcome.rank
+        """Place among the job's members that train: hubs have none, whoever came before or after them (H1)."""
+        return sum(not member.hub for member in self._welcome.members[: self._welcome.rank])
 
     @property
     def world_size(self) -> int:
-        """Number of the job's members."""
+        """Number of the job's members that train."""
         return sum(not member.hub for member in self._welcome.members)
 
     @property

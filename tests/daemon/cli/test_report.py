@@ -47,7 +47,7 @@ def course_of(job: JobSummary, **changes: object) -> JobCourse:
             CoursePresence(at_s=BEGAN_S + 20, generation=3, present=(0,), learning=(0,)),
         ),
     }
-    return JobCourse(**(fields | changes))  # type: ignore[arg-type]
+    return JobCourse(**(fields | changes))
 
 
 class Page(HTMLParser):

@@ -34,7 +34,7 @@ def session_of(tmp_path: Any, ranks: tuple[int, ...]) -> tuple[JobSession, list[
     session.worlds = cast(Any, SimpleNamespace(group=SimpleNamespace(exchanged=False, used=False)))
     session.passage = cast(Any, SimpleNamespace(generations=object(), computes_now=False, is_out=False))
     session._succeed = lambda: ends.append("succeeded")  # type: ignore[method-assign]
-    session.end = lambda outcome, _reason, **_how: ends.append(outcome)  # type: ignore[method-assign, assignment]
+    session.end = lambda outcome, _reason, **_how: ends.append(outcome)  # type: ignore[method-assign]
     return session, ends
 
 

@@ -413,7 +413,7 @@ async def test_a_bug_in_a_task_here_ends_the_job_here(others_go_on: bool | None)
             raise ZeroDivisionError("there")
         return others_go_on
 
-    session.leave = leave  # type: ignore[method-assign]
+    session.leave = leave  # type: ignore[method-assign, assignment]
     end = lambda outcome, reason, *, tell, **_now: ended.append((outcome, reason, tell))  # noqa: E731
     session.end = end  # type: ignore[method-assign, assignment]
 
