@@ -9,6 +9,7 @@ import io
 import json
 import os
 import pstats
+import signal
 import socket
 import sys
 import time
@@ -156,6 +157,8 @@ def main() -> None:
     for ddp: rank, members, store, and the rank of PowerSGD's hook or nothing."""
     told = json.loads(sys.argv[1])
     side, seed = told["side"], told["seed"]
+    if side != "job":
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is for who measures, and ends this process itself
     torch.set_num_threads(1)
     task = made(told["model"], seed, Path(told["data"]) if told["data"] else None)
     model, net, rank, members = task.model, task.model, 0, 1

@@ -64,11 +64,32 @@ def _rank_0(bench: "subprocess.Popen[bytes]") -> int:
 
 
 def innermost(stacks: str) -> str:
-    """Of stacks, a line each with their count behind them: which functions were on top, and in what part of them."""
-    counts: Counter[str] = Counter()
+    """Of stacks, a line each with their count behind them: what was on top, and in what part of them.
+
+    First by library, or package of Python code; the system's library by function, for most of its time is the kernel's.
+    """
+    functions: Counter[str] = Counter()
+    places: Counter[str] = Counter()
     for line in stacks.splitlines():
         stack, _, count = line.rpartition(" ")
         if stack and count.isdigit():
-            counts[stack.rpartition(";")[2]] += int(count)
-    total = sum(counts.values())
-    return "\n".join(f"{count / total:6.1%}  {name}" for name, count in counts.most_common(LINES))
+            name = stack.rpartition(";")[2]
+            functions[name] += int(count)
+            places[_place(name)] += int(count)
+    total = sum(functions.values())
+    found = [f"{count / total:6.1%}  {name}" for name, count in places.most_common(LINES)]
+    found += ["by function", *(f"{count / total:6.1%}  {name}" for name, count in functions.most_common(LINES))]
+    return "\n".join(found)
+
+
+def _place(function: str) -> str:
+    """`copy (numpy/core/x.so)`: x.so; `f (meshwire/frames/parser.py:3)`: meshwire; `read (libc.so.6)`: itself."""
+    where = re.search(r"\(([^()]+)\)$", function)
+    if where is None:
+        return function
+    path = where[1]
+    if ".py:" in path or path.startswith("<"):
+        return f"Python: {path.partition('/')[0]}" if "/" in path else "Python: other"
+    library = path.rpartition("/")[2]
+    known = library.startswith("libc.") and not function.startswith("0x")
+    return function if known else library

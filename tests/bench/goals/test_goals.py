@@ -164,8 +164,12 @@ def test_all_sections_of_a_quiet_machine_take_half_an_hour_or_so() -> None:
 
 
 def test_a_profile_counts_the_innermost_functions() -> None:
-    stacks = "main;run;copy (numpy) 30\nmain;copy (numpy) 10\nmain;read (libc) 60\n"
-    assert innermost(stacks) == " 60.0%  read (libc)\n 40.0%  copy (numpy)"
+    """By library or package, and by function; callers count nothing."""
+    stacks = "main;run;add (numpy/core/umath.so) 20\nmain;mul (numpy/core/umath.so) 20\nmain;read (libc.so.6) 50\n"
+    stacks += "main;take (meshwire/frames/parser.py:3);see (meshwire/frames/parser.py:9) 10\n"
+    by_library, by_function = innermost(stacks).split("by function\n")
+    assert by_library.splitlines() == [" 50.0%  read (libc.so.6)", " 40.0%  umath.so", " 10.0%  Python: meshwire"]
+    assert by_function.splitlines()[:2] == [" 50.0%  read (libc.so.6)", " 20.0%  add (numpy/core/umath.so)"]
 
 
 def test_a_spread_of_equal_values_is_one_value() -> None:
