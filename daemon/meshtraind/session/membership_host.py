@@ -27,7 +27,7 @@ from meshtraind.storage.job_record import Job
 from meshtraind.transport.messenger import Messenger
 from meshtraind.transport.requests import ConnectionEnded, RequestFailed
 from meshwire.message_base import Wire
-from meshwire.messages.generation import AskState, Enter, Holding, KeepState, KeptState, Model, SavedState, Wish
+from meshwire.messages.generation import AskState, Enter, Holding, KeepState, KeptByHub, Model, SavedState, Wish
 from meshwire.messages.group import NOT_PREPARED, GroupWorld, WorldHere
 from meshwire.messages.job import Generation
 from meshwire.messages.learner import LearnerModel
@@ -347,14 +347,14 @@ class MembershipHost(Generic[C]):
             return False
         return True
 
-    async def _keep(self) -> KeptState:
+    async def _keep(self) -> KeptByHub:
         """Saves the state of now on this hub. Raises RequestFailed where it has none then."""
         if not self._node.member.hub:
             raise RequestFailed(f"{self._node.member.name} is no hub")
         await self.save()
         if (newest := self._checkpointing.newest) is None:
             raise RequestFailed(f"{self._node.member.name} has no state of job {self._job.spec.job}")
-        return KeptState(round=newest.round)
+        return KeptByHub(round=newest.round)
 
     async def write_given_up(self) -> Written:
         """The base of a history that is not kept, before its learner is ended."""

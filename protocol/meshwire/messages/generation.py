@@ -296,13 +296,13 @@ class SavedState(Wire):
 
 @message("state.keep")
 class KeepState(Wire):
-    """Request of the last laptop to a hub, before it goes: save the state of now (H3). Reply: `KeptState`."""
+    """Request of the last laptop to a hub, before it goes: save the state of now (H3). Reply: `KeptByHub`."""
 
     job: JobId
 
 
 @message("state.kept")
-class KeptState(Wire):
+class KeptByHub(Wire):
     """Reply: after which round the newest state is that lies on the hub's disk."""
 
     round: RoundCount

@@ -69,6 +69,9 @@ KILLED, FAILED = -9, 1
 ROUNDS = 3
 
 
+SOFTWARE = Software(meshtrain="0", python="3", torch=None, system="any")
+
+
 class Script:
     """A learner's process. It goes on as far as it is let, and then waits to be killed.
 
@@ -209,7 +212,7 @@ class Laptop:
             settings=LiveSettings(folder),
             job_folder=lambda job: folder / "jobs" / job,
             entrance=SimpleNamespace(address="", learners=LearnerTokens()),
-            software=Software(meshtrain="0", python="3", torch=None, system="any"),
+            software=SOFTWARE,
         )  # fmt: skip
         spec = JobSpec(
             job=JOB, name="x", submitter=MEMBERS[0].device, created_at_s=time.time(), script="x", args=(), env=(),
@@ -253,7 +256,7 @@ class Household:
         for own, peer in ((one, other), (other, one)):
             own.links[peer.member.device] = SimpleNamespace(
                 connection=Line(own, peer),
-                hello=SimpleNamespace(incarnation=1, name=peer.member.name),
+                hello=SimpleNamespace(incarnation=1, name=peer.member.name, software=SOFTWARE),
                 device=peer.member.device,
                 rtt_s=0.001,
             )
