@@ -58,7 +58,8 @@ def endpoint(tmp_path: Path) -> Iterator[Endpoint]:
 def shown(endpoint: Endpoint, *args: str) -> list[str]:
     result = run("logs", "--rank", "anna", *args, "--data-dir", str(endpoint.data_dir))
     assert result.exit_code == 0, result.stderr
-    return result.stdout.splitlines()
+    lines: list[str] = result.stdout.splitlines()
+    return lines
 
 
 def test_each_line_has_its_own_time(endpoint: Endpoint) -> None:
