@@ -216,6 +216,8 @@ async def answer(desk: Checkpoints, how: str) -> None:
 
 # Nobody waits, and everybody is told
 
+SOFTWARE = Software(meshtrain="0", python="3", torch=None, system="any")
+
 
 class Home:
     """The session of a device whose history is not kept, up to what its learner does."""
@@ -396,7 +398,7 @@ class Laptop:
             patience_s=5.0, blobs=BlobStore(folder / "blobs"), data_dir=folder, settings=LiveSettings(folder),
             job_folder=lambda job: folder / "jobs" / job,
             entrance=SimpleNamespace(address="", learners=LearnerTokens()),
-            software=Software(meshtrain="0", python="3", torch=None, system="any"),
+            software=SOFTWARE,
         )  # fmt: skip
         spec = JobSpec(
             job=id_, name="x", submitter=anna.device, created_at_s=time.time(), script="x", args=(), env=(),
@@ -420,7 +422,7 @@ class Laptop:
     def meets_bert(self) -> None:
         link = SimpleNamespace(
             connection=SimpleNamespace(notify=lambda body, **_job: self.said.append(body), request=None),
-            hello=SimpleNamespace(incarnation=1, name="bert"),
+            hello=SimpleNamespace(incarnation=1, name="bert", software=SOFTWARE),
             device=self.bert.device,
         )
         self.links[self.bert.device] = link

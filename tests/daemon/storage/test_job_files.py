@@ -86,7 +86,7 @@ def test_a_job_that_does_not_fit_is_refused_and_one_that_does_leaves_its_results
     for daemon in mesh.daemons:
         rank = next(rank for rank, member in enumerate(ended.members) if member.name == daemon.name)
         folder, blobs = daemon.data_dir / "jobs" / ended.job, daemon.data_dir / "blobs"
-        results = {f"logs/{rank}.log", f"out/{rank}/sub/weights.txt"}
+        results = {f"logs/{rank}.log", f"logs/{rank}.times", f"out/{rank}/sub/weights.txt", "course.msgpack"}
         until(partial(_holds_only, folder, results))
         until(partial(_holds_only, blobs, {f"{name[:2]}/{name}" for name in shipped}))
         assert files_below(folder) == results
