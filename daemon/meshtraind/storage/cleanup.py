@@ -1,7 +1,7 @@
 """What is deleted when a job is over: its copies of files, and blobs that are needed no more. Blocks on the disk.
 
-Kept are out/, logs/, the course and traces of a job that began, and its checkpoints/; of one that succeeded only those of histories
-that were given up.
+Kept are out/, logs/, the course and traces of a job that began, and its checkpoints/; of one that succeeded only those
+of histories that were given up.
 """
 
 import logging
