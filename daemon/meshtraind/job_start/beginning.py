@@ -35,7 +35,7 @@ class JobBeginning:
         point = self._job.spec.resume
         if point is not None and self.here:
             self._resuming = await asyncio.to_thread(Resuming, self._job.folder, point)
-            self.entry = self._resuming.entry(body, self._job.spec.codec)
+            self.entry = self._resuming.entry(body)
 
     def task(self, body: LearnerState) -> StateTask | None:
         """What a learner is to load of the checkpoint, if it is one. Raises RequestFailed."""

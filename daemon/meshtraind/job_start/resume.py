@@ -2,14 +2,12 @@
 
 from pathlib import Path
 
-import msgpack
-
 from meshtraind.rounds.history import Entry
 from meshtraind.runtime.open_below import read_below
 from meshtraind.storage.cleanup import RESUME
 from meshtraind.transport.connection import RequestFailed
 from meshwire.checkpoints.manifest import MANIFEST_FILE, CheckpointManifest
-from meshwire.messages.job import JobSpec, ResumePoint
+from meshwire.messages.job import ResumePoint
 from meshwire.messages.learner import LearnerModel, LearnerState, StateTask
 from meshwire.rounds.chain import START
 
@@ -41,24 +39,16 @@ class Resuming:
         except (OSError, ValueError) as error:
             raise RequestFailed(f"{self._name} cannot be read: {error}") from error
 
-    @property
-    def _began_with(self) -> str:
-        """The codec of the job that has written it."""
-        return JobSpec.load(msgpack.unpackb(bytes.fromhex(self._manifest.spec), strict_map_key=True)).codec
-
-    def entry(self, body: LearnerModel, codec: str) -> Entry:
+    def entry(self, body: LearnerModel) -> Entry:
         """The round after which the rounds and the ledger begin, if the script prepares what the checkpoint was written
-        of. They go on in the codec that its job had gone over to, unless this one, whose `codec` that is, has begun
-        with another."""
+        of."""
         saved = self._manifest
         if body.samples != saved.space:
             raise RequestFailed(f"the script's loader reads {body.samples}, that of {self._name} read {saved.space}")
         if body.manifest.state_digest().hex() != saved.model:
             raise RequestFailed(f"the script prepares another model or optimizer than that of {self._name}")
         complete, chain = begins_after(self._point)
-        same = bool(saved.codecs) and self._began_with == codec
-        codecs = saved.codecs if same else ()
-        return Entry(complete, chain, saved.samples, saved.deal, anew=True, codecs=codecs)
+        return Entry(complete, chain, saved.samples, saved.deal, anew=True)
 
     def task(self, body: LearnerState) -> StateTask:
         """What the learner is to load."""

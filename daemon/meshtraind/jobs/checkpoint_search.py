@@ -19,6 +19,8 @@ from meshtraind.storage.state_transfer import lend
 from meshtraind.transport.connection import Connection, ConnectionEnded, Emit, RequestFailed
 from meshwire import limits
 from meshwire.checkpoints.manifest import GIVEN_UP_CHARS, MANIFEST_FILE, CheckpointManifest, CheckpointName, unit_file
+from meshwire.codecs.registry import parse_codec
+from meshwire.collectives.strategy import topology_after
 from meshwire.jobs.files import FileEntry, FileManifest
 from meshwire.messages.job import (
     AskCheckpoint,
@@ -31,6 +33,7 @@ from meshwire.messages.job import (
     ResumePoint,
 )
 from meshwire.messages.local import ResumeFrom, SubmitProgress
+from meshwire.sync_modes.codec_changes import newest_codec
 
 log = logging.getLogger(__name__)
 
@@ -237,11 +240,15 @@ def ship(job_folder: Path, job: str, wanted: CheckpointName, store: BlobStore, o
 
 
 def spec_of(manifest: CheckpointManifest) -> JobSpec:
-    """The specification of the job that has written it. Raises RequestFailed when that cannot be read."""
+    """The specification of the job that has written it, with the codec that it had gone over to (C3). Raises
+    RequestFailed when that cannot be read."""
     try:
-        return JobSpec.load(msgpack.unpackb(bytes.fromhex(manifest.spec), strict_map_key=True))
+        spec = JobSpec.load(msgpack.unpackb(bytes.fromhex(manifest.spec), strict_map_key=True))
+        codec = newest_codec(spec.codec, manifest.codecs)
+        topology = topology_after(spec.topology, parse_codec(spec.codec), parse_codec(codec))
     except ValueError as error:
         raise RequestFailed(f"it does not hold the specification of its job: {error}") from error
+    return spec.model_copy(update={"codec": codec, "topology": topology}) if manifest.codecs else spec
 
 
 def _manifest_of(tree: FileManifest, store: BlobStore) -> CheckpointManifest:

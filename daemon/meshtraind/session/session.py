@@ -111,6 +111,7 @@ class JobSession:
         self._barriers = Barriers(job, self._send)
         self._metrics = MetricsKeeper(links)
         self.course = CourseKeeper(node, job)
+        self._changes_codec = False  # a person has asked for another one, and is waiting
         self._tasks = TaskSet(f"job {job.spec.job}", self._task_failed)
         self.maker = RoundsFactory(job, links, rtt_s, Timeouts(patience_s=node.patience_s).stall_s)
         self.learner = LearnerHandler(job, self._barriers, self._metrics, self, self._tasks)
@@ -600,6 +601,9 @@ class JobSession:
         before, codec = newest_codec(spec.codec, job.codecs), str(parse_codec(codec))
         if parse_codec(codec) == parse_codec(before):
             raise RequestFailed(f"the rounds of job {spec.job} travel in {before} already, or are about to")
+        if self._changes_codec:
+            raise RequestFailed(f"job {spec.job} is about to go over to another codec: ask again in a moment")
+        self._changes_codec = True
         self.passage.ask_codec(codec)
         try:
             async with asyncio.timeout(CHANGE_TIMEOUT_S):
@@ -611,6 +615,7 @@ class JobSession:
             waiting = f": it waits for {job.waiting}" if job.waiting else ""
             raise RequestFailed(f"the members have not agreed within {CHANGE_TIMEOUT_S:.0f} s{waiting}") from None
         finally:
+            self._changes_codec = False
             self.passage.ask_codec(None)
         return CodecTaken(change=job.codecs[-1], before=before)
 

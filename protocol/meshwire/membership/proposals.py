@@ -170,7 +170,8 @@ def _codecs(generation: Generation, standings: Mapping[int, Standing], kept: Kep
     rank's: the others ask again."""
     asked = [held.asks_codec for _, held in sorted(standings.items()) if held.asks_codec is not None]
     ahead = max(held.ahead for held in standings.values())
-    return changed(standings[kept.source].codecs, kept.cut, ahead, asked[0] if asked and generation.learning else None)
+    codec = asked[0] if asked and generation.learning else None
+    return changed(standings[kept.source].codecs, kept.cut, ahead, codec)
 
 
 def next_world(

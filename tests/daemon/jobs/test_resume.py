@@ -33,6 +33,7 @@ from meshwire.messages.job import (
 from meshwire.messages.learner import LearnerModel, LearnerState, SampleSpace
 from meshwire.messages.local import ResumeFrom
 from meshwire.model.manifest import Momentum
+from meshwire.sync_modes.codec_changes import CodecChange
 from meshwire.sync_modes.mode import sync_settings
 from tests.computing import computing
 from tests.daemon import realjobs as jobs
@@ -40,7 +41,13 @@ from tests.daemon.job_start.test_checkpointing import JOB, MEMBERS, MODEL, SOFTW
 
 
 def written(
-    folder: Path, round_: int, job_spec: JobSpec, *, given_up: bool = False, created_at_s: float = 1.0
+    folder: Path,
+    round_: int,
+    job_spec: JobSpec,
+    *,
+    given_up: bool = False,
+    created_at_s: float = 1.0,
+    codecs: tuple[CodecChange, ...] = (),
 ) -> Checkpoint:
     store = CheckpointStore(folder, JOB, keep=5)
     saving = store.begin(round_)
@@ -52,6 +59,7 @@ def written(
         generation=GenerationRecord.of(computing(JOB, MEMBERS[0].device, MEMBERS)),
         chain=f"{tag}{round_:032x}"[:32], model=MODEL.manifest.state_digest().hex(), plan=MODEL.plan.hex(),
         samples=32 * round_, space=SPACE, deal=deal(round_), created_at_s=created_at_s, software=SOFTWARE,
+        codecs=codecs,
     )  # fmt: skip
     return store.finish(round_, facts, len(UNITS), given_up=given_up)
 
@@ -147,7 +155,7 @@ async def test_the_newest_is_taken_wherever_it_lies(
     for unit in range(len(UNITS)):
         assert (job / RESUME / unit_file(unit)).read_bytes() == newest.unit_path(unit).read_bytes()
     point = Resuming(job, resumed.point)
-    entry = point.entry(LearnerModel(manifest=MODEL.manifest, memory_bytes=1, samples=SPACE), "fp32")
+    entry = point.entry(LearnerModel(manifest=MODEL.manifest, memory_bytes=1, samples=SPACE))
     assert (entry.complete, entry.samples, entry.deal) == (40, 40 * 32, deal(40))
     task = point.task(LearnerState(units=(bytes(32), bytes(32))))
     assert (task.units, task.round) == ((0, 1), 40)
@@ -261,6 +269,15 @@ async def test_a_script_given_anew_keeps_the_order_of_the_samples(
 
 
 @pytest.mark.asyncio
+async def test_a_job_goes_on_in_the_codec_that_it_had_gone_over_to(anna: Device, search: CheckpointSearch) -> None:
+    """C3: also one that was about to. Its topology is that codec's where it was the usual one."""
+    codecs = (CodecChange(first=11, codec="topk"), CodecChange(first=23, codec="int8"))
+    written(anna.folder, 20, spec().model_copy(update={"topology": "ring"}), codecs=codecs)
+    resumed = await search.bring(ResumeFrom(job=JOB))
+    assert (resumed.spec.codec, resumed.spec.topology) == ("int8", "sharded")
+
+
+@pytest.mark.asyncio
 async def test_a_script_that_prepares_something_else_is_refused(
     anna: Device, search: CheckpointSearch, tmp_path: Path
 ) -> None:
@@ -271,13 +288,12 @@ async def test_a_script_that_prepares_something_else_is_refused(
     name = f"the checkpoint of job {JOB} after round 20"
     other = SampleSpace(total=1000, batch=16, whole_batches=False, drop_last=False)
     with pytest.raises(RequestFailed, match=f"loader reads .*{name}"):
-        resuming.entry(LearnerModel(manifest=MODEL.manifest, memory_bytes=1, samples=other), "fp32")
+        resuming.entry(LearnerModel(manifest=MODEL.manifest, memory_bytes=1, samples=other))
     dgc = MODEL.manifest.model_copy(update={"momentum": Momentum(factor=0.9, nesterov=False)})
-    only_codec = LearnerModel(manifest=dgc, memory_bytes=1, samples=SPACE)
-    assert resuming.entry(only_codec, "fp32").complete == 20
+    assert resuming.entry(LearnerModel(manifest=dgc, memory_bytes=1, samples=SPACE)).complete == 20  # only a codec
     adam = MODEL.manifest.model_copy(update={"optimizer": "Adam"})
     with pytest.raises(RequestFailed, match=f"another model or optimizer than that of {name}"):
-        resuming.entry(LearnerModel(manifest=adam, memory_bytes=1, samples=SPACE), "fp32")
+        resuming.entry(LearnerModel(manifest=adam, memory_bytes=1, samples=SPACE))
     with pytest.raises(RequestFailed, match="2 units of state, the script 3"):
         resuming.task(LearnerState(units=(bytes(32),) * 3))
     (resuming.folder / "manifest.json").write_text("{}")
