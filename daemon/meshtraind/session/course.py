@@ -4,7 +4,7 @@ import itertools
 import logging
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgpack
@@ -17,6 +17,7 @@ from meshwire import limits
 from meshwire.messages.course import CoursePoint, CoursePresence, JobCourse
 from meshwire.messages.job import JobSpec, JobSummary, Metrics, Rank
 from meshwire.messages.link import Software
+from meshwire.sync_modes.codec_changes import CodecChange
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ class CourseKeeper:
         """How it went so far."""
         return JobCourse(
             summary=self._job.summary(),
-            settings=described(self._job.spec),
+            settings=described(self._job.spec, self._job.codecs),
             software=tuple(sorted(self._software.items())),
             points=tuple(self._points),
             presence=tuple(self._presence),
@@ -122,14 +123,14 @@ def _means(reports: Mapping[Rank, Metrics]) -> tuple[tuple[str, float], ...]:
     return tuple((name, sum(column) / len(column)) for name, column in columns.items())
 
 
-def described(spec: JobSpec) -> tuple[tuple[str, str], ...]:
+def described(spec: JobSpec, codecs: Sequence[CodecChange] = ()) -> tuple[tuple[str, str], ...]:
     """All by which a job was defined, in words. Of its environment variables the names, for values may be secrets."""
     told = {
         "script": spec.script,
         "arguments": " ".join(spec.args),
         "environment variables": ", ".join(key for key, _ in spec.env),
         "sync": spec.sync.text(),
-        "codec": spec.codec,
+        "codec": "; ".join([spec.codec, *(f"from round {one.first} on {one.codec}" for one in codecs)]),
         "topology": spec.topology or "",
         "masks": "" if spec.masks is None else str(spec.masks),
         "engine": spec.engine,

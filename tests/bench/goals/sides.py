@@ -1,7 +1,7 @@
 """What is compared: the learners of a job, beside plain torch or ranks of DDP over gloo.
 
 All processes of a comparison live at once, with one thread each, and take their steps in turn (A B A B); while one side
-steps the others wait in a read. So a ratio pairs two turns that follow each other, and both paid for whatever else the
+steps the others wait in a read. So a ratio pairs two turns of one round, and both paid for whatever else the
 machine does.
 """
 
