@@ -43,7 +43,7 @@ def _conditions(journal: Journal) -> list[str]:
     seen = [entry.conditions for entry in journal.entries if not entry.short and entry.case in quiet]
     text = [
         "Made from `goals.jsonl`, which has every turn. Sides run in turn, and each repeat has processes of its own: a",
-        "ratio pairs two turns of the same round of turns. *now*: the median of all pairs, and from the least to the most.",
+        "ratio pairs two turns of one round. *now*: the median of all pairs, and from the least to the most.",
         f"*before*: as measured from {OUTSIDE} (82080e9), unless it says otherwise. How each is measured:",
         "[the README](../goals/README.md).",
         "",
