@@ -48,19 +48,22 @@ class SpeedWatch:
 
     def __init__(self) -> None:
         self._since_s: float | None = None
-        self._told = ""  # in which codec it was when that was told
+        self._codec: str | None = None  # when it was looked at last
+        self._told = False
 
     def look(self, job: JobSummary, now_s: float) -> str | None:
         """A line about it, once for each codec that the job goes over to; else None."""
+        codec = newest_codec(job.codec or "", job.codecs)
+        if codec != self._codec:
+            self._codec, self._since_s, self._told = codec, None, False
         measured_s = measured_samples_s(job)
         if job.prediction is None or measured_s is None or measured_s >= SLOWER * job.prediction.samples_s:
             self._since_s = None
             return None
         self._since_s = now_s if self._since_s is None else self._since_s
-        codec = newest_codec(job.codec or "", job.codecs)
-        if now_s < self._since_s + SLOWER_FOR_S or codec == self._told:
+        if now_s < self._since_s + SLOWER_FOR_S or self._told:
             return None
-        self._told = codec
+        self._told = True
         return (
             f"for a minute it has made {measured_s / job.prediction.samples_s:.0%} of what was predicted: where the "
             f"network has become slower, meshtrain doctor says why, and meshtrain change {job.job} --codec X, with one "
