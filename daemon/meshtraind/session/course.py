@@ -98,9 +98,10 @@ class CourseKeeper:
 
     def course(self) -> JobCourse:
         """How it went so far."""
+        summary = self._job.summary()
         return JobCourse(
-            summary=self._job.summary(),
-            settings=described(self._job.spec, self._job.codecs),
+            summary=summary,
+            settings=described(self._job.spec, summary.codecs),
             software=tuple(sorted(self._software.items())),
             points=tuple(self._points),
             presence=tuple(self._presence),
