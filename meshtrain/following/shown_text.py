@@ -26,6 +26,11 @@ def script_text(text: str) -> str:
     return text if text.isprintable() else "\n".join(map(_script_line, text.split("\n")))
 
 
+def without_colours(text: str) -> str:
+    """A text that is safe to show, for where nothing obeys its colours."""
+    return _COLOUR.sub("", text)
+
+
 def _script_line(line: str) -> str:
     shown: list[str] = []
     at, coloured = 0, False

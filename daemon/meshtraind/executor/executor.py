@@ -15,7 +15,6 @@ is void, and the round runs again with the very same parts (`round_buffers.py`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 
 import numpy as np
 
@@ -51,6 +50,9 @@ from meshwire.encoded_layout.encoded import EncodedLayout
 from meshwire.frames.header import Header
 from meshwire.memory_layout.shared_slots import round_bytes
 
+Owned = tuple[Run, Segment]
+"""A bucket, and a segment of it that a member finishes."""
+
 
 class Executor:
     """Moves, adds and encodes the chunks of every round. Sending begins at once, among its first members.
@@ -58,6 +60,7 @@ class Executor:
     Args:
         members: of the generation in which it begins.
         first: the job's first round; None where this member comes in later.
+        memory: the result slot, and what is shared with executors of other rounds.
         host: hears what becomes of rounds.
         binds: what chunks are compared with (R2); without it nothing was bound, as in a benchmark.
         trace: None: nobody notes chunks.
@@ -154,8 +157,7 @@ class Executor:
         before = self._strategies
         self._form(ExchangeMembers(generation=generation, ranks=ranks, links=links, learning=learning))
         if self._feedback is not None and self._collective.reduction.owner_feedback:
-            given_up = (self._given_up(form, before[form], self._strategies[form]) for form in self._forms)
-            self._feedback.enter(cut, chain.from_iterable(given_up))
+            self._feedback.enter(cut, self._given_up(before, self._strategies))
 
     def resume(self) -> None:
         """All members have entered: sending begins."""
@@ -181,19 +183,14 @@ class Executor:
         )
         self._fenced = False
 
-    def _given_up(self, form: RoundForm, before: Strategy, now: Strategy) -> Iterator[tuple[Run, Segment]]:
-        """What this member finished before and does not finish now: (bucket, segment)."""
-        for bucket, segments in zip(form.layout.plan.buckets, form.segments, strict=True):
-            owned = now.owned(bucket.index)
-            for index in before.owned(bucket.index):
-                if index not in owned:
-                    yield (bucket.start, bucket.count), segments[index]
-
-    def _owned(self, form: RoundForm, strategy: Strategy) -> Iterator[tuple[Run, Segment]]:
-        """What this member finishes: (bucket, segment)."""
-        for bucket, segments in zip(form.layout.plan.buckets, form.segments, strict=True):
-            for index in strategy.owned(bucket.index):
-                yield (bucket.start, bucket.count), segments[index]
+    def _given_up(self, before: Mapping[RoundForm, Strategy], now: Mapping[RoundForm, Strategy]) -> Iterator[Owned]:
+        """What this member finished before and does not finish now, of each form."""
+        for form, strategy in before.items():
+            for bucket, segments in zip(form.layout.plan.buckets, form.segments, strict=True):
+                owned = now[form].owned(bucket.index) if form in now else ()
+                for index in strategy.owned(bucket.index):
+                    if index not in owned:
+                        yield (bucket.start, bucket.count), segments[index]
 
     # Rounds that members hold and others lack
 
@@ -379,8 +376,7 @@ class Executor:
         """Its last round is complete: what this member still owes as the owner of shards it sends as a worker, like
         that of a shard whose owner changes."""
         if self._feedback is not None and self._collective.reduction.owner_feedback:
-            owned = (self._owned(form, self._strategies[form]) for form in self._forms)
-            self._feedback.enter(self._host.complete, chain.from_iterable(owned))
+            self._feedback.enter(self._host.complete, self._given_up(self._strategies, {}))
 
     def forget(self, number: int) -> None:
         """Frees a round that every member holds (G5) and this learner needs no more."""

@@ -244,11 +244,13 @@ def spec_of(manifest: CheckpointManifest) -> JobSpec:
     RequestFailed when that cannot be read."""
     try:
         spec = JobSpec.load(msgpack.unpackb(bytes.fromhex(manifest.spec), strict_map_key=True))
+        if not manifest.codecs:
+            return spec
         codec = newest_codec(spec.codec, manifest.codecs)
         topology = topology_after(spec.topology, parse_codec(spec.codec), parse_codec(codec))
     except ValueError as error:
         raise RequestFailed(f"it does not hold the specification of its job: {error}") from error
-    return spec.model_copy(update={"codec": codec, "topology": topology}) if manifest.codecs else spec
+    return spec.model_copy(update={"codec": codec, "topology": topology})
 
 
 def _manifest_of(tree: FileManifest, store: BlobStore) -> CheckpointManifest:

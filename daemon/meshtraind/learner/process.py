@@ -16,7 +16,7 @@ from meshtraind.machine.process_tree import ProcessTree
 from meshtraind.runtime.open_below import open_below, read_below
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.storage.fetch import RECORD_SUFFIX
-from meshtraind.storage.log_times import LOOK_S, LogClock
+from meshtraind.storage.log_times import LOOK_S, LogClock, below_jobs
 from meshwire.memory_layout.kept_state import KEPT_FD_VARIABLE
 from meshwire.memory_layout.shared_slots import MEMORY_FD_VARIABLE
 from meshwire.messages.job import JobSpec
@@ -90,7 +90,7 @@ class LearnerProcess:
         memory = {MEMORY_FD_VARIABLE: self._memory.file, KEPT_FD_VARIABLE: self._memory.kept.file}
         passed = {name: file for name, file in memory.items() if file is not None}
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
-        descriptor = open_below(*_below_jobs(self._log), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        descriptor = open_below(*below_jobs(self._log), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
             self._clock = await asyncio.to_thread(LogClock, self._log)
             if said:
@@ -166,7 +166,7 @@ class LearnerProcess:
     def error(self) -> ScriptError | None:
         """The exception by which the script of a process that has ended did so; None if it has told of none."""
         try:
-            with read_below(*_below_jobs(self._record)) as file:
+            with read_below(*below_jobs(self._record)) as file:
                 record = file.read(RECORD_BYTES_MAX)
             self._record.unlink()
         except FileNotFoundError:
@@ -197,8 +197,3 @@ class LearnerProcess:
             self._tree.signal(process.pid, "CONT")
         elif process.stdin is not None:
             process.stdin.write(ASK_TO_END)
-
-
-def _below_jobs(path: Path) -> tuple[Path, tuple[str, ...]]:
-    """The folder of all jobs, and the way from there: JOB/logs/RANK.log, which an earlier process may have replaced."""
-    return path.parents[2], path.parts[-3:]

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from meshtraind.rounds.data_plane import DataPlaneFactory, RawSlots
 from meshtraind.rounds.effects import EffectPerformer, RoundParts, Stage
-from meshtraind.rounds.generation_change import GenerationChange
+from meshtraind.rounds.generation_change import GenerationChange, rounds_kept
 from meshtraind.rounds.history import Entry, RoundHistory
 from meshtraind.rounds.learner_inputs import LearnerInputs
 from meshtraind.rounds.trace_recorder import RoundWitness, round_machine
@@ -15,7 +15,6 @@ from meshtraind.transport.round_link import RoundLink
 from meshwire.codecs.registry import parse_codec
 from meshwire.encoded_layout.projections import builds_on
 from meshwire.frames.header import Header
-from meshwire.memory_layout.footprint import unapplied_max
 from meshwire.message_base import Wire
 from meshwire.messages.job import Generation, JobSpec, RankReport
 from meshwire.messages.learner import SampleSpace
@@ -131,7 +130,6 @@ class Rounds:
         in_the_middle = not entry.anew
         first = None if in_the_middle else entry.complete + 1
         plane = ports.planes.make(rank, generation, first, host=self, binds=self)
-        round_bytes = plane.round_bytes(spec.peers_max or len(generation.members))
         settings = RoundSettings(
             ranks=generation.ranks,
             rank=rank,
@@ -143,7 +141,7 @@ class Rounds:
             straggler=spec.sync.straggler,
             visibility=spec.sync.visibility,
             ends_early=spec.sync.ends_early,
-            unapplied_max=unapplied_max(round_bytes, staleness),
+            unapplied_max=rounds_kept(plane, spec, generation),
             rtt_s=rtt_s,
         )
         counted, learning = entry.follows(generation)
@@ -157,7 +155,6 @@ class Rounds:
         loadable_after = entry.complete + (builds_on(parse_codec(spec.codec), staleness) if in_the_middle else 0)
         self.learner = LearnerInputs(self._parts, self._performer, self, loadable_after)
         self.crossing.fence()
-        self.crossing.take_codecs(entry.codecs)
         self.learner.dead("its script has not loaded yet")
         self._stall = StallWatch(stall_s)
         self.closed = False

@@ -3,13 +3,20 @@
 from meshtraind.codecs.base import CodecError
 from meshtraind.contributions.results import EncodedRound
 from meshtraind.rounds.catchup import FalseRoundError
+from meshtraind.rounds.data_plane import DataPlane
 from meshtraind.rounds.effects import EffectPerformer, RoundParts, Stage
 from meshtraind.rounds.history import completion
 from meshwire.memory_layout.footprint import unapplied_max
 from meshwire.messages.generation import DealState, Enter, ServedRound, Standing
-from meshwire.messages.job import Generation
+from meshwire.messages.job import Generation, JobSpec
 from meshwire.rounds.inputs import FenceRaised, GenerationEntered, LearnerTakenIn, LearningChanged, RoundServed
 from meshwire.sync_modes.codec_changes import CodecChanges
+
+
+def rounds_kept(plane: DataPlane, spec: JobSpec, generation: Generation) -> int:
+    """How many rounds are kept for a learner that does not apply them (`RoundSettings.unapplied_max`)."""
+    round_bytes = plane.round_bytes(spec.peers_max or len(generation.members))
+    return unapplied_max(round_bytes, spec.sync.staleness)
 
 
 class GenerationChange:
@@ -112,8 +119,7 @@ class GenerationChange:
         performer.stage = Stage.ENTERED
         parts.plane.enter(enter.generation, generation.ranks, parts.links, enter.cut, learning=generation.learning)
         computes = parts.rank in generation.learning
-        round_bytes = parts.plane.round_bytes(parts.spec.peers_max or len(generation.members))
-        kept = unapplied_max(round_bytes, parts.spec.sync.staleness)
+        kept = rounds_kept(parts.plane, parts.spec, generation)
         completes = dict(enter.complete)
         performer.handle(
             GenerationEntered(generation.ranks, enter.cut, completes, computes=computes, unapplied_max=kept)

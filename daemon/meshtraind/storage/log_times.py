@@ -46,7 +46,7 @@ class LogClock:
         if size_bytes <= self._seen_bytes:
             return
         try:
-            file = open_below(*_below_jobs(self._log, TIMES_SUFFIX), os.O_RDWR | os.O_CREAT | os.O_APPEND)
+            file = open_below(*below_jobs(self._log.with_suffix(TIMES_SUFFIX)), os.O_RDWR | os.O_CREAT | os.O_APPEND)
             try:
                 records = os.fstat(file).st_size // _RECORD.size
                 if not last and now_s - self._noted_s < LOOK_S * 2 ** (records // _COARSER_RECORDS) * 0.5:
@@ -68,7 +68,7 @@ class LogClock:
 
     def _size(self) -> int:
         try:
-            file = open_below(*_below_jobs(self._log, self._log.suffix), os.O_RDONLY)
+            file = open_below(*below_jobs(self._log), os.O_RDONLY)
         except OSError:  # not there yet; or what a script has put in its place, which nobody serves either
             return 0
         try:
@@ -118,6 +118,6 @@ def _read(file: int, first: int, count: int) -> list[tuple[int, float]]:
     return list(_RECORD.iter_unpack(data[: len(data) // _RECORD.size * _RECORD.size]))
 
 
-def _below_jobs(log: Path, suffix: str) -> tuple[Path, tuple[str, ...]]:
-    """The folder of all jobs, and the way from there, of which a script may have replaced any part."""
-    return log.parents[2], (*log.parts[-3:-1], log.with_suffix(suffix).name)
+def below_jobs(path: Path) -> tuple[Path, tuple[str, ...]]:
+    """The folder of all jobs, and the way from there, as JOB/logs/RANK.log, of which a script may replace any part."""
+    return path.parents[2], path.parts[-3:]

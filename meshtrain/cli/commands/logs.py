@@ -1,6 +1,5 @@
 """`logs`: what the learners wrote, whole or as it grows. `report`: how a job went, as a file for a browser."""
 
-import re
 import time
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -23,13 +22,14 @@ from meshtrain.errors import RequestError
 from meshtrain.following.follower import LogPart
 from meshtrain.following.log_pieces import NoTimes, log_end, read_log
 from meshtrain.following.report_page import report_html
+from meshtrain.following.shown_text import without_colours
 from meshtrain.following.watching import has_ended
 from meshwire.jobs.files import human_bytes
 from meshwire.messages.course import GetCourse, JobCourse
 from meshwire.messages.job import JobSummary
 from meshwire.text import printable
 
-COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
+LOG_LINES = 40  # of each rank, in a report
 
 
 @reported
@@ -113,9 +113,6 @@ def _show(client: Client, summary: JobSummary, ranks: Sequence[int], part: LogPa
         say(f"The job is {summary.state}. Follow it: meshtrain logs -f {summary.job}")
 
 
-LOG_LINES = 40  # of each rank, in a report
-
-
 @reported
 def report(
     job: LatestJob = None,
@@ -161,6 +158,6 @@ def _log_end(client: Client, summary: JobSummary, rank: int, stages: Stages) -> 
         lines = read_log(
             client, summary.job, rank, part.begin(client, summary.job, rank, end_bytes), end_bytes, raw=False
         )
-        return COLOURS.sub("", "\n".join(line for line, _ in lines))
+        return without_colours("\n".join(line for line, _ in lines))
     except RequestError as error:
         return f"(not here: {error})"

@@ -193,7 +193,7 @@ def topology_of(text: str) -> Topology:
     return replace(topology, named=tuple(map(int, ranks)))
 
 
-def topology_after(topology: str | None, before: CodecSpec, after: CodecSpec) -> str | None:
+def topology_after(topology: str | None, before: CodecSpec, after: CodecSpec) -> str:
     """That of a job which goes over from one codec to another (C3): its own, or the new one's usual one where it was
     the usual one before. Raises ValueError, as `collective_for`, where its own is not for the new codec."""
     if topology is not None and topology == topologies_for(before.family, before.reduction)[0].name:

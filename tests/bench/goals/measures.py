@@ -204,5 +204,5 @@ def idle() -> Figures:
 
 
 def idle_links() -> Figures:
-    """One that has links to fifteen others."""
+    """What a daemon that is linked with fifteen others takes of a core while no job runs."""
     return {"percent": [aims.idle_links(aims.LINKS)]}

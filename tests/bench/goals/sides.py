@@ -78,7 +78,7 @@ class Side:
         }
 
     def held_out_loss(self) -> float:
-        """Of the model as it is now, in nats."""
+        """The loss of the model as it is now, on samples that it was not trained on, in nats."""
         return float(self._ask({"held_out": True})[0]["loss"])
 
     def _ask(self, what: dict[str, Any]) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from tests.daemon.roundhost import Told
 from tests.daemon.shardedmesh import constant_offers, in_units
 
 CODECS = ("fp32", "fp16", "int8", "int8:sr", "int4", "topk:0.2", "qsgd", "onebit", "homomorphic:0.2")
+FED_BACK = ("fp32", "int8", "int4", "topk:0.2", "onebit")
 ROUNDS = 8
 
 
@@ -145,13 +146,18 @@ async def change_codecs(
     return mesh
 
 
+def going_over(codecs: Sequence[str]) -> Any:
+    """What is drawn for a mesh that goes from one of these codecs to another, once or twice."""
+    return {
+        "members": st.integers(2, 4),
+        "codecs": st.lists(st.sampled_from(codecs), min_size=2, max_size=3),
+        "staleness": st.integers(0, 2),
+        "seed": st.integers(0, 2**32),
+    }
+
+
 @settings(max_examples=8)
-@given(
-    members=st.integers(2, 4),
-    codecs=st.lists(st.sampled_from(CODECS), min_size=2, max_size=3),
-    staleness=st.integers(0, 2),
-    seed=st.integers(0, 2**32),
-)
+@given(**going_over(CODECS))
 @example(members=2, codecs=["int4", "fp32"], staleness=0, seed=1)
 @example(members=3, codecs=["topk:0.2", "int8:sr", "topk:0.2"], staleness=2, seed=2)
 def test_all_find_the_same_means_whatever_codec_follows(
@@ -161,16 +167,8 @@ def test_all_find_the_same_means_whatever_codec_follows(
     asyncio.run(change_codecs(members, codecs, staleness, seed))
 
 
-FED_BACK = ("fp32", "int8", "int4", "topk:0.2", "onebit")
-
-
 @settings(max_examples=8)
-@given(
-    members=st.integers(2, 4),
-    codecs=st.lists(st.sampled_from(FED_BACK), min_size=2, max_size=3),
-    staleness=st.integers(0, 2),
-    seed=st.integers(0, 2**32),
-)
+@given(**going_over(FED_BACK))
 @example(members=3, codecs=["onebit", "fp32", "int4"], staleness=1, seed=3)
 @example(members=2, codecs=["topk:0.2", "fp32"], staleness=2, seed=4)
 def test_what_one_codec_has_left_out_the_next_one_sends(
