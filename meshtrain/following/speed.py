@@ -64,8 +64,14 @@ class SpeedWatch:
         if now_s < self._since_s + SLOWER_FOR_S or self._told:
             return None
         self._told = True
+        told = f"for a minute it has made {measured_s / job.prediction.samples_s:.0%} of what was predicted"
+        step = job.prediction.step
+        if step is not None and not any(one.by == "person" for one in job.codecs):
+            return (
+                f"{told}: where the network has become slower, it goes over to a codec that sends less by itself, if "
+                "one helps; meshtrain doctor says why it is slower"
+            )
         return (
-            f"for a minute it has made {measured_s / job.prediction.samples_s:.0%} of what was predicted: where the "
-            f"network has become slower, meshtrain doctor says why, and meshtrain change {job.job} --codec X, with one "
-            f"that sends less than {printable(codec)}, has it go on faster"
+            f"{told}: where the network has become slower, meshtrain doctor says why, and meshtrain change {job.job} "
+            f"--codec X, with one that sends less than {printable(codec)}, has it go on faster"
         )

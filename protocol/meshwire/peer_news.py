@@ -60,6 +60,7 @@ def news(before: JobSummary, after: JobSummary) -> list[str]:
         lost += provisional(after)
     lost += [
         f"from round {one.first} on gradients travel in {printable(one.codec)}"
+        + (", for the network is no more what it was planned for" if one.by == "plan" else "")
         for one in after.codecs
         if one not in before.codecs
     ]

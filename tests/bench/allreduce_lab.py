@@ -65,7 +65,7 @@ class Network:
     def __str__(self) -> str:
         if not self.cell:
             return f"{self.rate_mbit:g} Mbit/s a station"
-        cables = ", ".join(map(str, sorted(self.wired))) or "nobody"
+        cables = " and ".join(f"station {one}" for one in sorted(self.wired)) or "nobody"
         return f"a cell of {self.rate_mbit:g} Mbit/s, {cables} on a cable"
 
 

@@ -1,5 +1,6 @@
 """`python -m tests.bench.hub_lab`: is a star at a wired hub as much faster in a WiFi cell as its airtime says, and
-slower on a switch? Six measurements beside gloo, each kept in --into, where the next run goes on; then the verdict."""
+slower on a switch? Six measurements beside gloo, each kept in --into, where the next run goes on; then the verdict.
+About five minutes; nothing else should run."""
 
 import argparse
 import json
@@ -20,6 +21,20 @@ ROUNDS = 10
 TOLERANCE = 0.1  # of the predicted ratio
 GLOO_LEAST = 1.4  # how much faster than gloo's ring the star is to be
 HUB_WIRED = frozenset({0})
+RESULTS = Path(__file__).parent / "results"
+PAGE = """# A wired hub in a WiFi cell
+
+```
+python -m tests.bench.hub_lab --page
+```
+
+A star at a station that has a cable, beside the ring and beside gloo's ring, in one run each: an all-reduce of {mb} MB
+in fp32, TLS on, medians of {rounds} rounds; every station, its daemon and gloo's rank on this machine. The cell's air
+carries {cell:.0f} Mbit/s, up and down together; a byte from station to station crosses it twice, from or to a cable
+once. *limit* is what the topology's program takes on links that do nothing else.
+
+{table}
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +123,11 @@ def table(found: Mapping[str, Measured], judged: Sequence[Verdict]) -> str:
     return "\n".join(lines)
 
 
+def page(found: Mapping[str, Measured], judged: Sequence[Verdict]) -> str:
+    """The page of results."""
+    return PAGE.format(mb=MB, rounds=ROUNDS, cell=CELL_MBIT, table=table(found, judged))
+
+
 def kept(into: Path) -> dict[str, Measured]:
     """What earlier runs have measured there. Raises OSError, ValueError."""
     if not into.exists():
@@ -119,8 +139,9 @@ def kept(into: Path) -> dict[str, Measured]:
 def main() -> int:
     """Returns the exit code: 1 when a claim does not hold."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.hub_lab", description=__doc__)
-    parser.add_argument("--into", type=Path, default=Path("hub_lab.jsonl"), help="where measurements are kept")
+    parser.add_argument("--into", type=Path, default=RESULTS / "hub.jsonl", help="where measurements are kept")
     parser.add_argument("--only", choices=[case.name for case in CASES], nargs="+", help="these alone")
+    parser.add_argument("--page", action="store_true", help="write results/hub.md of all that is measured")
     options = parser.parse_args()
     if (reason := lab_unavailable()) is not None:
         print(f"error: {reason}", file=sys.stderr)
@@ -142,6 +163,8 @@ def main() -> int:
         return 1
     judged = verdicts(found)
     print(table(found, judged))
+    if options.page:
+        (RESULTS / "hub.md").write_text(page(found, judged), "utf-8")
     return 0 if all(one.holds for one in judged) else 1
 
 

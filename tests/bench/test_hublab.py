@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.bench.hub_lab import CASES, Measured, table, verdicts
+from tests.bench.hub_lab import CASES, RESULTS, Measured, kept, page, table, verdicts
 
 LIMITS = {case.name: Measured(case.limit_s, case.limit_s) for case in CASES}
 
@@ -26,3 +26,11 @@ def test_what_is_slower_than_predicted_is_said(case: str) -> None:
 
 def test_what_is_not_measured_yet_is_not_judged() -> None:
     assert verdicts({"star": LIMITS["star"]}) == ()
+
+
+def test_the_page_is_what_the_file_says() -> None:
+    found = kept(RESULTS / "hub.jsonl")
+    judged = verdicts(found)
+    assert (RESULTS / "hub.md").read_text("utf-8") == page(found, judged)
+    assert len(judged) == 4
+    assert all(one.holds for one in judged)

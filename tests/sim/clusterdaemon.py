@@ -31,7 +31,7 @@ from meshwire.messages.generation import CatchUp
 from meshwire.messages.job import BaseHash, Generation, GivenUp, Member
 from meshwire.messages.link import Software
 from meshwire.rounds.effects import Message
-from meshwire.sync_modes.codec_changes import newest_codec
+from meshwire.sync_modes.codec_changes import CodecWish, newest_codec
 from tests.sim.clusterconnection import LinkEnd
 from tests.sim.clusterdisk import Disk
 from tests.sim.clusterexchange import Chunk, News
@@ -417,7 +417,7 @@ class Daemon(Node):
         assert generations is not None
         if newest_codec(self.world.spec.codec, self.rounds.history.codecs) != codec:
             self.world.tell(self.name, f"is asked for --codec {codec}")
-            generations.ask_codec(codec)
+            generations.ask_codec(CodecWish(codec=codec))
 
     async def _leave(self) -> None:
         self.leaving = self.host.may_leave or await self.host.hand_over()

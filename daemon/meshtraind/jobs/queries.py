@@ -46,6 +46,7 @@ from meshwire.messages.job import (
 )
 from meshwire.messages.local import Cancel, ChangeCodec, CodecTaken, Watch, Watched
 from meshwire.peer_news import joined
+from meshwire.sync_modes.codec_changes import CodecWish
 
 log = logging.getLogger(__name__)
 
@@ -206,7 +207,7 @@ class JobQueries:
                 raise RequestFailed(f"job {body.job} has ended: it is {summary.state}")
             there = " or ".join(summary.members[rank].name for rank in summary.present) or "one that takes part"
             raise RequestFailed(f"job {body.job} does not run on this device: ask on {there}")
-        return await session.change_codec(body.codec)
+        return await session.change_codec(CodecWish(codec=body.codec))
 
     async def _cancel_elsewhere(self, body: Cancel, summary: JobSummary) -> None:
         """Asks a member to end the job; first one that is in it now, for it can save what the job has learned."""

@@ -533,7 +533,11 @@ class Links:
         here may still be wrong: a firewall on the way may refuse for everybody behind it.
         """
         timeouts = Timeouts(self._patience_s, link.rtt_s) if link.rtt_s else Timeouts(self._patience_s)
-        if not await refuses(link.listens_at, timeouts.relink_grace_s) or link.device in self._linked:
+        refused = await refuses(link.listens_at, timeouts.relink_grace_s)
+        if link.device in self._linked:
+            return
+        if not refused:
+            log.info("%s may be elsewhere: %s did not refuse in time", link.hello.name, link.listens_at)
             return
         self._look_at_presence()
         if not self._presence.unbroken_since(ended_s - self._patience_s):

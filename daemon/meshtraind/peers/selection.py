@@ -63,9 +63,13 @@ def _is_link(one: str, other: str, linked: Mapping[str, Collection[str]]) -> boo
 
 
 async def devices_together(node: Node) -> tuple[str, ...]:
-    """The devices that `submit` takes to train where nobody is named: with torch, and all linked with each other."""
-    able = [device for device, (member, software) in _devices(node).items() if _trains(member, software)]
-    return linked_together(able, await ask_who_is_linked(node))[0]
+    """The devices that `submit` takes where nobody is named: those that train, with torch and all linked with each
+    other, then the hubs that are linked with all of them."""
+    devices, linked = _devices(node), await ask_who_is_linked(node)
+    able = [device for device, (member, software) in devices.items() if _trains(member, software)]
+    together, _ = linked_together(able, linked)
+    hubs = hubs_for(node, [devices[device][0] for device in together], linked)
+    return (*together, *(hub.device for hub in hubs))
 
 
 def _devices(node: Node) -> dict[str, tuple[Member, Software]]:

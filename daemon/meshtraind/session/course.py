@@ -49,9 +49,8 @@ class CourseKeeper:
         rounds = [point.round for point in self._points]
         self._stride = max(1, min((after - before for before, after in itertools.pairwise(rounds)), default=1))
 
-    def look(self, now_s: float) -> None:
+    def look(self, summary: JobSummary, now_s: float) -> None:
         """Takes a look at the job. `now_s`: Unix time."""
-        summary = self._job.summary()
         for rank, member in enumerate(summary.members):
             link = self._node.links.get(member.device)
             if member.device == self._node.device:

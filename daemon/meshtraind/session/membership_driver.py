@@ -69,6 +69,7 @@ from meshwire.membership.requests import Kind
 from meshwire.messages.generation import AskIn, Enter, Holding, PathStep, Standing, Where
 from meshwire.messages.group import WorldHere
 from meshwire.messages.job import Generation, GivenUp, Member
+from meshwire.sync_modes.codec_changes import CodecWish
 from meshwire.text import printable
 from meshwire.timeouts import Timeouts
 
@@ -323,9 +324,9 @@ class MembershipDriver(Generic[M]):
         """This member's learner computes no more, or is ready to; or this member leaves."""
         self._take(RequestMade(kind))
 
-    def ask_codec(self, codec: str | None) -> None:
-        """A person asks for another codec (C3), or takes that back."""
-        self._take(CodecAsked(codec))
+    def ask_codec(self, wish: CodecWish | None) -> None:
+        """Another codec is asked for here (C3), or that is taken back."""
+        self._take(CodecAsked(wish))
 
     def refuse(self, device: str, reason: str) -> None:
         """A member broke the protocol (G10)."""

@@ -32,6 +32,7 @@ from meshwire.messages.group import NOT_PREPARED, GroupWorld, WorldHere
 from meshwire.messages.job import Generation
 from meshwire.messages.learner import LearnerModel
 from meshwire.model.manifest import ModelManifest
+from meshwire.sync_modes.codec_changes import CodecWish
 
 if TYPE_CHECKING:
     from meshtraind.rounds.driver import Rounds, RoundsOwner
@@ -694,10 +695,10 @@ class MembershipHost(Generic[C]):
         generation = self._job.generation
         return not self.is_out and generation is not None and bool(generation.learning)
 
-    def ask_codec(self, codec: str | None) -> None:
-        """A person asks for another codec (C3), or takes that back."""
+    def ask_codec(self, wish: CodecWish | None) -> None:
+        """Another codec is asked for here (C3), or that is taken back."""
         if self.generations is not None:
-            self.generations.ask_codec(codec)
+            self.generations.ask_codec(wish)
 
     @property
     def is_out(self) -> bool:

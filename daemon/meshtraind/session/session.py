@@ -17,6 +17,7 @@ from meshtraind.recovery.hub_states import HubStates
 from meshtraind.recovery.state_donor import StateDonor
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session.barriers import Barriers
+from meshtraind.session.codec_choice import CodecChoice
 from meshtraind.session.course import SAVE_EVERY_S, CourseKeeper, save_course
 from meshtraind.session.invitations import Inviter
 from meshtraind.session.learner_handler import LearnerHandler
@@ -39,10 +40,10 @@ from meshwire.membership.proposal_checks import codec_refusal
 from meshwire.message_base import Wire
 from meshwire.messages.generation import Model
 from meshwire.messages.group import EITHER_OR, GroupWelcome, GroupWorld, WorldHere
-from meshwire.messages.job import BaseHash, End, Generation, Outcome
+from meshwire.messages.job import BaseHash, End, Generation, JobSummary, Outcome
 from meshwire.messages.learner import LearnerHash, LearnerWelcome
 from meshwire.messages.local import CodecTaken
-from meshwire.sync_modes.codec_changes import newest_codec
+from meshwire.sync_modes.codec_changes import CodecWish, newest_codec
 from meshwire.timeouts import Timeouts
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 1.0
 CHANGE_TIMEOUT_S = 60.0  # for all members to agree on another codec: a change of generation, or a few
-SIDE_TASKS = ("checkpoint", "invite")  # without which a member goes on
+SIDE_TASKS = ("checkpoint", "invite", "go over")  # without which a member goes on
 LEARNER_LOST_GRACE_S = 5.0  # between the end of a learner's connection and that of its process
 NOTHING_PREPARED = (
     "nothing was exchanged: each device has trained by itself. Call mt.prepare(model, optimizer, loader), of `import "
@@ -111,7 +112,8 @@ class JobSession:
         self._barriers = Barriers(job, self._send)
         self._metrics = MetricsKeeper(links)
         self.course = CourseKeeper(node, job)
-        self._changes_codec = False  # a person has asked for another one, and is waiting
+        self._choice = CodecChoice(job)
+        self._changes_codec = False  # another one was asked for here, and is waited for
         self._tasks = TaskSet(f"job {job.spec.job}", self._task_failed)
         self.maker = RoundsFactory(job, links, rtt_s, Timeouts(patience_s=node.patience_s).stall_s)
         self.learner = LearnerHandler(job, self._barriers, self._metrics, self, self._tasks)
@@ -590,21 +592,21 @@ class JobSession:
         log.info("job %s: the others go on without this device", self.job.spec.job)
         return True
 
-    async def change_codec(self, codec: str) -> CodecTaken:
+    async def change_codec(self, wish: CodecWish) -> CodecTaken:
         """All go over to another codec (C3): returns from which round on. Raises RequestFailed where they cannot, or
         have not agreed in time; then it is not asked for any more."""
         job, spec = self.job, self.job.spec
         if job.ending or self.passage.rounds is None or not self.passage.computes_somewhere:
             raise RequestFailed(f"job {spec.job} has no rounds now: ask again when its learners compute")
-        if why := codec_refusal(spec, codec):
+        if why := codec_refusal(spec, wish.codec):
             raise RequestFailed(why)
-        before, codec = newest_codec(spec.codec, job.codecs), str(parse_codec(codec))
+        before, codec = newest_codec(spec.codec, job.codecs), str(parse_codec(wish.codec))
         if parse_codec(codec) == parse_codec(before):
             raise RequestFailed(f"the rounds of job {spec.job} travel in {before} already, or are about to")
         if self._changes_codec:
             raise RequestFailed(f"job {spec.job} is about to go over to another codec: ask again in a moment")
         self._changes_codec = True
-        self.passage.ask_codec(codec)
+        self.passage.ask_codec(wish.model_copy(update={"codec": codec}))
         try:
             async with asyncio.timeout(CHANGE_TIMEOUT_S):
                 while not job.codecs or job.codecs[-1].codec != codec:
@@ -637,7 +639,7 @@ class JobSession:
         self.job.on_odd = lambda _round, _odd: None  # jobs are remembered for long: this session is not, nor its rounds
         await self._donor.close()
         self._metrics.freeze()
-        await self._keep_course(0.0)
+        await self._keep_course(self.job.summary(), 0.0)
         self.closed.set()
         await self._tasks.close()
 
@@ -775,7 +777,9 @@ class JobSession:
             await asyncio.to_thread(self.course.go_on)
         while True:
             self.tell_report()
-            await self._keep_course(SAVE_EVERY_S)
+            summary = self.job.summary()
+            self._choose_codec(summary)
+            await self._keep_course(summary, SAVE_EVERY_S)
             self.learner.sign_of_life()
             await self._end_if_it_hangs()
             if self.passage.generations is not None:
@@ -783,8 +787,27 @@ class JobSession:
             self.passage.look_for_stalls()
             await asyncio.sleep(REPORT_INTERVAL_S)
 
-    async def _keep_course(self, every_s: float) -> None:
-        self.course.look(time.time())
+    def _choose_codec(self, summary: JobSummary) -> None:
+        """Has all go over to another codec, where the links are not what the job was planned for."""
+        if self._changes_codec:
+            return
+        found = self._choice.look(summary, self._metrics.step, time.monotonic())
+        if found is None:
+            return
+        log.warning(
+            "job %s: %s: a step takes %.3g s; with --codec %s it is expected to take %.3g s, and is asked for",
+            *(self.job.spec.job, found.why.value, found.step_s, found.codec, found.expected_s),
+        )
+        self._tasks.spawn(self._take_chosen(found.codec), "go over to another codec")
+
+    async def _take_chosen(self, codec: str) -> None:
+        try:
+            await self.change_codec(CodecWish(codec=codec, by="plan"))
+        except RequestFailed as error:
+            log.warning("job %s stays with its codec: %s", self.job.spec.job, error)
+
+    async def _keep_course(self, summary: JobSummary, every_s: float) -> None:
+        self.course.look(summary, time.time())
         if (packed := self.course.to_save(time.monotonic(), every_s)) is not None:
             await asyncio.to_thread(save_course, self.job.folder, packed)
 

@@ -419,7 +419,7 @@ def submit(
             requirements=packages,
             restarts_max=restart,
             engine=engine.value,
-            hubs=not typed.on,  # whoever says who trains says which hub, too
+            hubs=chosen.hubs and not typed.on,  # whoever says who trains says which hub, too
             modules=_modules(source, relative, environment, place),
             checkpoint_every=checkpoint_every,
             resume=None if resume is None else resume_from(client, resume),

@@ -22,6 +22,7 @@ from meshwire.planning.choose import DEFAULT, Pinned, wished
 from meshwire.planning.mesh_plan import MeshPlan, Option
 from meshwire.planning.price import Pricing
 from meshwire.planning.quality import Quality
+from meshwire.planning.replan import StepForecast
 from meshwire.sync_modes.codec_for_mode import codec_of
 from meshwire.sync_modes.mode import sync_settings
 
@@ -40,6 +41,7 @@ class JobChoice:
         on: names or ids; empty: whoever is linked, or as many as `peers` says.
         peers_max: up to how many join; None: nobody does.
         shares: as typed after --shares.
+        hubs: whether linked hubs are taken in by themselves.
         prediction: of what several do together; None: there is none, as for one alone, who was timed without a job.
     """
 
@@ -48,6 +50,7 @@ class JobChoice:
     peers: int | None = None
     peers_max: int | None = None
     shares: str | None = None
+    hubs: bool = True
     prediction: Prediction | None = None
 
     @property
@@ -72,12 +75,14 @@ class FoundChoice:
     """What was planned for a job, and what follows from it.
 
     Attributes:
+        forecast: of the best group, by which the job goes over to another codec by itself; None: it does not.
         typed: by the person.
         script: that is submitted.
         notes: for the person, before what is chosen.
     """
 
     planned: Planned
+    forecast: StepForecast | None
     typed: JobChoice
     script: str
     notes: tuple[str, ...]
@@ -90,7 +95,7 @@ class FoundChoice:
     @property
     def together(self) -> Option:
         """The best group: the chosen one, or the fastest where that is none."""
-        return self.planned.choice or max(self.planned.options, key=lambda option: option.price.samples_s)
+        return best_together(self.planned)
 
     def sentence(self) -> str:
         """What was chosen and why."""
@@ -139,7 +144,7 @@ class FoundChoice:
             return replace(self.typed, peers=1)
         option, typed = self.together, self.typed
         settings = option.price.settings
-        usual = settings.collective == collective_for(settings.codec)
+        usual = option.hubs is True or settings.collective == collective_for(settings.codec)
         own = codec_of(settings.sync, None) == settings.codec
         chosen = Pinned(
             sync=settings.sync.text(),
@@ -153,9 +158,14 @@ class FoundChoice:
             on = (devices[0].id, *(devices[1 + at].id for at in option.others))
         shares = typed.shares or ("speed" if option.uneven else None)
         price = option.price
-        expected = Prediction(samples_s=price.samples_s, alone_samples_s=price.alone_samples_s)
+        expected = Prediction(samples_s=price.samples_s, alone_samples_s=price.alone_samples_s, step=self.forecast)
         typed = replace(typed, pinned=chosen, on=on, peers=None if on else typed.peers)
-        return replace(typed, shares=shares, prediction=expected)
+        return replace(typed, shares=shares, hubs=option.hubs is not False, prediction=expected)
+
+
+def best_together(planned: Planned) -> Option:
+    """The chosen group, or the fastest where none is chosen."""
+    return planned.choice or max(planned.options, key=lambda option: option.price.samples_s)
 
 
 def find_choice(
@@ -190,11 +200,14 @@ def find_choice(
         typed.pinned,
         prices.work,
         shares=typed.shares != "equal",
+        hubs=[link for _, link in there.hubs],
     )
     planned = play(mesh, there, quality, groups_of(mesh, there, typed), stages)
     others = [peer for peer, _ in there.others]
+    forecast = mesh.forecast(best_together(planned), quality) if typed.pinned.codec is None else None
     return FoundChoice(
         planned,
+        forecast,
         typed,
         shipped.script,
         (*([busy] if busy is not None else []), *there.notes, *assumptions(others, traced.step.device)),

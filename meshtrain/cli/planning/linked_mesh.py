@@ -36,6 +36,7 @@ class LinkedMesh:
     Attributes:
         this: (id, name) of this device.
         others: that a job could have as members, and whose link is measured, in ring order.
+        hubs: that it could have beside them, and whose link is measured.
         takes_all: a job that names nobody runs on these and this one.
         notes: on those that are left out.
     """
@@ -44,6 +45,7 @@ class LinkedMesh:
     others: tuple[tuple[PeerSummary, MeasuredLink], ...]
     takes_all: bool
     notes: tuple[str, ...]
+    hubs: tuple[tuple[PeerSummary, MeasuredLink], ...] = ()
 
 
 def find_mesh(data_dir: Path | None, measure: bool, stages: Stages, *, one_machine: bool = True) -> LinkedMesh:
@@ -69,7 +71,9 @@ def find_mesh(data_dir: Path | None, measure: bool, stages: Stages, *, one_machi
             raise CliError("this device has no torch", "pip install '.[torch]', or plan on another laptop")
         stages.show("asking who is linked with whom")
         together = ask(client, AskTogether(), LinkedDevices, name="who is linked with whom").devices
-        linked = [peer for peer in _peers(client) if peer.state == "linked" and not peer.hub]
+        there = [peer for peer in _peers(client) if peer.state == "linked"]
+        linked = [peer for peer in there if not peer.hub]
+        hubs = [peer for peer in there if peer.hub and peer.device in together]
         wanted = [peer.device for peer in linked if peer.device in together]
         if not wanted:
             raise NobodyLinked(*_nobody(linked))
@@ -79,18 +83,20 @@ def find_mesh(data_dir: Path | None, measure: bool, stages: Stages, *, one_machi
         now_s = time.time()
         old = [
             peer.device
-            for peer in linked
-            if peer.device in wanted and (measure or peer.measured is None or now_s - peer.measured.at_s > FRESH_S)
+            for peer in (*linked, *hubs)
+            if (peer.hub or peer.device in wanted)
+            and (measure or peer.measured is None or now_s - peer.measured.at_s > FRESH_S)
         ]
         failed = measure_links(client, old, stages) if old else ()
         peers = {peer.device: peer for peer in _peers(client)}
     known = {printable(peer.name): peer.measured for peer in peers.values()}
     why = [_not_measured(name, text, known.get(printable(name)), now_s) for name, text in failed]
-    chosen = [
+    known_links = [
         (peer, peer.measured)
         for device in together
         if (peer := peers.get(device)) is not None and peer.measured is not None
     ]
+    chosen = [(peer, link) for peer, link in known_links if not peer.hub]
     if not chosen:
         raise CliError("no link could be measured:\n  " + "\n  ".join(why), "meshtrain peers --measure")
     alone = [
@@ -100,7 +106,8 @@ def find_mesh(data_dir: Path | None, measure: bool, stages: Stages, *, one_machi
         if peer.device not in wanted
     ]
     measured = {peer.device for peer, _ in chosen}
-    return LinkedMesh((status.device, status.name), tuple(chosen), measured == set(wanted), (*alone, *why))
+    by_hubs = tuple((peer, link) for peer, link in known_links if peer.hub)
+    return LinkedMesh((status.device, status.name), tuple(chosen), measured == set(wanted), (*alone, *why), by_hubs)
 
 
 def _peers(client: Client) -> tuple[PeerSummary, ...]:

@@ -50,6 +50,7 @@ class Planned:
         fast: the chosen group, or all, with the best of any quality that was measured; None: that was not looked for.
         choice: None: train alone.
         takes_all: a job that names nobody runs on exactly these devices.
+        hubs: names of those that could be in it, too.
     """
 
     devices: Sequence[Device]
@@ -61,6 +62,7 @@ class Planned:
     choice: Option | None
     takes_all: bool
     alone: int = 0
+    hubs: Sequence[str] = ()
 
 
 def devices_of(named: Sequence[tuple[str, str]]) -> list[Device]:
@@ -95,12 +97,13 @@ def play(
         fast=None,
         choice=fastest(options),
         takes_all=there.takes_all,
+        hubs=[printable(peer.name) for peer, _ in there.hubs],
     )
 
 
 def typed_for(option: Option) -> str:
     """What is typed for it after `submit --no-plan`."""
-    typed = flags(option.price)
+    typed = flags(option.price, option.hubs)
     if not option.uneven:
         return typed
     return "--shares speed" if typed == THE_DEFAULTS else f"{typed} --shares speed"
@@ -139,7 +142,8 @@ def _row(found: Planned, option: Option, *, chosen: bool) -> tuple[str, ...]:
 def _names(found: Planned, option: Option) -> str:
     names = [found.devices[0].name, *(found.devices[1 + at].name for at in option.others)]
     more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
-    return ", ".join(names[:NAMES_MAX]) + more
+    hubs = f" by the hub {' and '.join(found.hubs)}" if option.hubs else ""
+    return ", ".join(names[:NAMES_MAX]) + more + hubs
 
 
 def reason(found: Planned) -> str:
@@ -207,13 +211,15 @@ def mesh_document(found: Planned, told: str, line: str) -> dict[str, Any]:
 
     def option_document(option: Option) -> dict[str, Any]:
         members = [found.devices[0].id, *(found.devices[1 + at].id for at in option.others)]
-        return {"members": members, "waits_for": option.waits_for.value, **price_document(option.price)}
+        priced = price_document(option.price)
+        return {"members": members, "by_hubs": option.hubs is True, "waits_for": option.waits_for.value, **priced}
 
     return {
         "step": found.step.model_dump(mode="json", exclude={"ready"}),
         "alone_samples_s": found.step.samples_s,
         "quality": found.quality.value,
         "devices": [{"device": device.id, "name": device.name} for device in found.devices],
+        "hubs": list(found.hubs),
         "options": [option_document(option) for option in found.options],
         "default": option_document(found.default),
         "fast": None if found.fast is None else option_document(found.fast),

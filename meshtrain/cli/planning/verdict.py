@@ -31,13 +31,17 @@ def mbit(bytes_s: float) -> str:
     return f"{bytes_s * 8e-6:,.3g}" if bytes_s * 8e-6 < 1000 else f"{bytes_s * 8e-6:,.0f}"
 
 
-def flags(price: Price) -> str:
-    """What is typed after `submit --no-plan` for these settings."""
+def flags(price: Price, hubs: bool | None = None) -> str:
+    """What is typed after `submit --no-plan` for these settings.
+
+    Args:
+        hubs: whether rounds go by the hubs that are there, which needs no word; None: there are none.
+    """
     settings = price.settings
     typed = [] if settings.sync.text() == "bsp" else [f"--sync {settings.sync.text()}"]
     if not settings.sync.sparse and settings.codec != FP32:
         typed.append(f"--codec {settings.codec}")
-    if settings.collective != collective_for(settings.codec):
+    if hubs is False or (hubs is None and settings.collective != collective_for(settings.codec)):
         typed.append(f"--topology {settings.collective.topology}")
     return " ".join(typed) or THE_DEFAULTS
 

@@ -5,7 +5,7 @@ programs that are made of it.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
@@ -191,6 +191,11 @@ def topology_of(text: str) -> Topology:
             f"--topology {text}: behind {name}: stand ranks, 0 to {limits.MEMBERS_MAX - 1}: {topology.takes}"
         )
     return replace(topology, named=tuple(map(int, ranks)))
+
+
+def topology_at_hubs(ranks: Sequence[int]) -> str | None:
+    """At these hubs: a star at one, equal shards on several. None: there is no hub."""
+    return None if not ranks else f"{'star' if len(ranks) == 1 else 'sharded'}:{','.join(map(str, ranks))}"
 
 
 def topology_after(topology: str | None, before: CodecSpec, after: CodecSpec) -> str:

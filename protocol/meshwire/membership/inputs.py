@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from meshwire.membership.effects import Message
 from meshwire.membership.requests import Kind
 from meshwire.messages.generation import Holding, Standing
+from meshwire.sync_modes.codec_changes import CodecWish
 
 # What is seen of other devices.
 
@@ -84,10 +85,10 @@ class RequestMade:
 
 @dataclass(frozen=True, slots=True)
 class CodecAsked:
-    """A person asks for another codec (C3). It is repeated until a generation in which learners compute brings it;
+    """Another codec is asked for here (C3). It is repeated until a generation in which learners compute brings it;
     a newer one replaces it, and None takes it back."""
 
-    codec: str | None
+    wish: CodecWish | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,8 +165,8 @@ class Membership:
                 state.own_request.say(kind)
                 if state.phase is not MembershipPhase.OUT:
                     state.tell_wish(now_s)
-            case CodecAsked(codec):
-                state.codec_asked = codec
+            case CodecAsked(wish):
+                state.codec_asked = wish
             case SteppedOut(reason):
                 if state.phase is not MembershipPhase.OUT:
                     self._leave(reason, now_s)

@@ -166,12 +166,13 @@ def enter_message(
 
 
 def _codecs(generation: Generation, standings: Mapping[int, Standing], kept: KeptHistory) -> tuple[CodecChange, ...]:
-    """C3: those of the history that is kept, and what is asked for while learners compute; by several, the lowest
-    rank's: the others ask again."""
+    """C3: those of the history that is kept, and what is asked for while learners compute; by several, what a person
+    asks for, and of the lowest rank: the others ask again."""
     asked = [held.asks_codec for _, held in sorted(standings.items()) if held.asks_codec is not None]
+    asked.sort(key=lambda wish: wish.by != "person")
     ahead = max(held.ahead for held in standings.values())
-    codec = asked[0] if asked and generation.learning else None
-    return changed(standings[kept.source].codecs, kept.cut, ahead, codec)
+    wish = asked[0] if asked and generation.learning else None
+    return changed(standings[kept.source].codecs, kept.cut, ahead, wish)
 
 
 def next_world(

@@ -320,7 +320,7 @@ class Proposer:
         if joining := self._joining(everyone, absent):
             reasons.append(f"{_names(list(joining))} asks in")
         if state.codec_asked is not None and state.change.learning:
-            reasons.append(f"{state.me.name} asks for --codec {state.codec_asked}")
+            reasons.append(f"{state.me.name} asks for --codec {state.codec_asked.codec}")
         return reasons
 
     def _roll(self, everyone: Roll, absent: set[int]) -> Roll:

@@ -18,6 +18,7 @@ from meshwire.membership.machine import Membership
 from meshwire.membership.proposal_checks import list_wrong
 from meshwire.message_base import Wire, what_is_wrong
 from meshwire.messages.job import Generation, Member
+from meshwire.sync_modes.codec_changes import CodecWish
 from meshwire.timeouts import Timeouts
 
 FORMAT = 1  # of what is written; to be counted up when an old record cannot be read any more
@@ -48,7 +49,9 @@ class MembershipStart:
         )
 
 
-_KINDS: Mapping[str, Any] = MappingProxyType({kind.__name__: kind for kind in (*get_args(Input), *get_args(Message))})
+_KINDS: Mapping[str, Any] = MappingProxyType(
+    {kind.__name__: kind for kind in (*get_args(Input), *get_args(Message), CodecWish)}
+)
 _START = TypeAdapter(MembershipStart)
 
 

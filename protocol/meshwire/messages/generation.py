@@ -18,7 +18,7 @@ from meshwire.messages.job import BlobRef, Generation, JobSpec, Member, Rank, Re
 from meshwire.messages.learner import SampleSpace
 from meshwire.messages.rounds import BatchSize, Bind, Bytes, Poison, Round, SampleBlock
 from meshwire.model.manifest import ModelManifest
-from meshwire.sync_modes.codec_changes import CodecChanges, CodecName
+from meshwire.sync_modes.codec_changes import CodecChanges, CodecWish
 
 GenerationHash = Annotated[int, Field(ge=0, lt=2**64)]
 Chain = Annotated[bytes, Field(min_length=16, max_length=16)]
@@ -74,7 +74,7 @@ class Standing(Wire):
     world: WorldHere | None = None  # of a job that restarts its scripts (P6)
     codecs: CodecChanges = ()  # that this history has gone through (C3)
     ahead: Annotated[int, Field(ge=0, le=limits.STALENESS_MAX + 1)] = 0  # rounds past `complete` that it may have bound
-    asks_codec: CodecName | None = None  # what its owner has asked for, in place of the job's
+    asks_codec: CodecWish | None = None  # what its owner has asked for, in place of the job's
 
 
 @message("generation.propose")

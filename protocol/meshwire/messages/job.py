@@ -12,6 +12,7 @@ from meshwire.jobs.partition_wait import PartitionWait
 from meshwire.message_base import DeviceId, Digest, Int64, Name, Seconds, Wire
 from meshwire.messages.envelope import message
 from meshwire.model.masks import MaskSettings
+from meshwire.planning.replan import StepForecast
 from meshwire.sync_modes.codec_changes import CodecChanges
 from meshwire.sync_modes.mode import SyncSettings
 
@@ -71,10 +72,12 @@ class Prediction(Wire):
     Attributes:
         samples_s: of all members together.
         alone_samples_s: of the best one of them alone.
+        step: by which the job goes over to another codec by itself; None: its codec was typed, and stays.
     """
 
     samples_s: SamplesPerSecond
     alone_samples_s: SamplesPerSecond
+    step: StepForecast | None = None
 
 
 class JobSpec(Wire):

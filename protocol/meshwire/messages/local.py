@@ -152,7 +152,8 @@ class Peers(Wire):
 
 @message("ask.together")
 class AskTogether(Wire):
-    """Request: which devices a job would run on now, in ring order. Reply: `meshwire.messages.link.LinkedDevices`."""
+    """Request: which devices a job would run on now, in ring order, hubs last. Reply:
+    `meshwire.messages.link.LinkedDevices`."""
 
 
 @message("measure.links")

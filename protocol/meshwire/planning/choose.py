@@ -115,17 +115,20 @@ def preferred(prices: Sequence[Price]) -> Price:
     the codec's usual topology."""
     most = max(price.samples_s for price in prices)
     level = [price for price in prices if price.samples_s >= (1 - LEVEL_PART) * most]
-    return min(level, key=_given_up)
+    return min(level, key=_preference)
 
 
 def _known(settings: JobSettings) -> bool:
     return recommendable(str(settings.codec), settings.sync.text())
 
 
-def _given_up(price: Price) -> tuple[int, float, float, bool, float]:
-    settings = price.settings
+def given_up(settings: JobSettings) -> tuple[int, float, bool]:
+    """How much of the loss is given up: a key to sort by, the least first."""
     evidence = EVIDENCE.get(Tried(str(settings.codec), settings.sync.text()))
     behind_nats = math.inf if evidence is None else evidence.behind_nats
-    exact = str(settings.codec) == DEFAULT[0]
-    other = settings.collective != collective_for(settings.codec)
-    return list(Quality).index(settings.quality), behind_nats, not exact, other, -price.samples_s
+    return list(Quality).index(settings.quality), behind_nats, str(settings.codec) != DEFAULT[0]
+
+
+def _preference(price: Price) -> tuple[tuple[int, float, bool], bool, float]:
+    other = price.settings.collective != collective_for(price.settings.codec)
+    return given_up(price.settings), other, -price.samples_s

@@ -4,13 +4,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from meshwire.planning.choose import DEFAULT, LEVEL_PART, Pinned, job_settings, preferred, priced, wished
+from meshwire.collectives.strategy import collective_for, topology_after, topology_at_hubs
+from meshwire.planning.choose import DEFAULT, LEVEL_PART, Pinned, given_up, job_settings, preferred, priced, wished
 from meshwire.planning.measured_link import MeasuredLink, measured_network
 from meshwire.planning.network import USUAL_WORK, DaemonWork, Network
 from meshwire.planning.price import Binds, JobSettings, Price, Pricing
 from meshwire.planning.quality import Quality
+from meshwire.planning.replan import RATES, CodecForecast, StepForecast
 from meshwire.planning.step_trace import StepTrace
 from meshwire.sync_modes.batch_sizes import DEAD_BAND, sizes_by_speed
+from meshwire.sync_modes.codec_changes import refusal_of_change
 
 PAYS_FROM = 1.05  # of one alone: less is not worth a second laptop, and less than the prediction is sure of
 NOTHING = Pinned()
@@ -25,12 +28,14 @@ class Option:
         others: that train with this device, by their place among the links.
         waits_for: what a step mostly waits for.
         uneven: batches follow speed, for the members differ.
+        hubs: whether the hubs that are there are in it, and rounds go by them; None: there are none.
     """
 
     others: tuple[int, ...]
     price: Price
     waits_for: Binds
     uneven: bool = False
+    hubs: bool | None = None
 
 
 class MeshPlan:
@@ -38,7 +43,8 @@ class MeshPlan:
     faster as it computes.
 
     Args:
-        links: to the others, in the order in which a job has them as members.
+        links: to the others that train, in the order in which a job has them as members.
+        hubs: links to the hubs that a job could have beside them.
         pinned: what is not chosen, for it was typed.
         work: of each daemon's processor.
         shares: whether batches may follow speed (X4a).
@@ -53,8 +59,10 @@ class MeshPlan:
         work: DaemonWork = USUAL_WORK,
         *,
         shares: bool = True,
+        hubs: Sequence[MeasuredLink] = (),
     ) -> None:
         self._work = work
+        self._hubs = () if pinned.topology is not None else tuple(hubs)
         self._shares = shares
         # What a graphics card does is another calculation.
         speeds = [link.peer_speed or 1.0 if step.device == "cpu" else 1.0 for link in links]
@@ -93,24 +101,68 @@ class MeshPlan:
             yield self.best(group, quality)
 
     def best(self, group: tuple[int, ...], quality: Quality) -> Option:
-        """The best settings of the wished quality for one group."""
-        return self._option(group, preferred(self._priced(wished(self._settings, quality), group)))
+        """The best settings of the wished quality for one group: by the hubs that are there, unless that is slower."""
+        settings = wished(self._settings, quality)
+        found = self._option(group, preferred(self._priced(settings, group)))
+        if by_hubs := self._priced(self._at_hubs(settings, group), group, hubs=True):
+            best = self._option(group, preferred(by_hubs), hubs=True)
+            if best.price.samples_s >= (1 - LEVEL_PART) * found.price.samples_s:
+                return best
+        return found
 
     def default(self, group: tuple[int, ...]) -> Option:
-        """What `submit --no-plan` does."""
-        return self._option(group, self._priced([job_settings(*DEFAULT)], group)[0])
+        """What `submit --no-plan` does, which takes hubs in."""
+        settings, hubs = [job_settings(*DEFAULT)], bool(self._hubs)
+        if hubs:
+            settings = self._at_hubs(settings, group)
+        return self._option(group, self._priced(settings, group, hubs=hubs)[0], hubs=hubs)
 
-    def _option(self, group: tuple[int, ...], price: Price) -> Option:
-        steps, network = self._steps(group), self._network(group)
+    def forecast(self, option: Option, quality: Quality) -> StepForecast | None:
+        """What the steps of an option take at other rates of the links, with each codec of the wished quality that its
+        rounds may go over to, the chosen one before its equals; None where they may go over to none."""
+        first, group = option.price.settings, option.others
+        typed = str(first.collective.topology)
+        found = {}
+        for each in sorted([first, *wished(self._settings, quality)], key=given_up):
+            if each.sync == first.sync and refusal_of_change(first.sync, first.codec, each.codec) is None:
+                topology = topology_after(typed, first.codec, each.codec)
+                found[str(each.codec)] = replace(each, collective=collective_for(each.codec, topology))
+        steps, network = self._steps(group), self._network(group, hubs=option.hubs is True)
+        networks = [network.at_rate(rate) for rate in RATES]
+        curves = [
+            CodecForecast(
+                codec=codec, step_s=tuple(self._pricing.price(settings, steps, each).step_s for each in networks)
+            )
+            for codec, settings in found.items()
+        ]
+        return StepForecast(compute_s=option.price.compute_s, codecs=tuple(curves)) if curves[1:] else None
+
+    def _at_hubs(self, settings: Sequence[JobSettings], group: tuple[int, ...]) -> list[JobSettings]:
+        """The same by way of the hubs, each once, where their codecs can go that way."""
+        first = 1 + len(group)
+        topology = topology_at_hubs(range(first, first + len(self._hubs)))
+        found: dict[tuple[str, str], JobSettings] = {}
+        for each in settings if topology is not None else ():
+            try:
+                at_hubs = replace(each, collective=collective_for(each.codec, topology))
+            except ValueError:  # its codec does not go that way
+                continue
+            found.setdefault((str(each.codec), each.sync.text()), at_hubs)
+        return list(found.values())
+
+    def _option(self, group: tuple[int, ...], price: Price, *, hubs: bool = False) -> Option:
+        steps, network = self._steps(group), self._network(group, hubs=hubs)
         price = replace(price, alone_samples_s=self.step_alone.samples_s)
         waits_for = self._pricing.waits_for(price.settings, steps, network)
-        return Option(group, price, waits_for, uneven=len({step.samples for step in steps}) > 1)
+        uneven = len({step.samples for step in steps}) > 1
+        return Option(group, price, waits_for, uneven, hubs if self._hubs else None)
 
-    def _priced(self, settings: Sequence[JobSettings], group: tuple[int, ...]) -> list[Price]:
-        return priced(self._pricing, settings, self._steps(group), self._network(group))
+    def _priced(self, settings: Sequence[JobSettings], group: tuple[int, ...], *, hubs: bool = False) -> list[Price]:
+        return priced(self._pricing, settings, self._steps(group), self._network(group, hubs=hubs))
 
-    def _network(self, group: tuple[int, ...]) -> Network:
-        return measured_network([self._links[at] for at in group], self._work)
+    def _network(self, group: tuple[int, ...], *, hubs: bool) -> Network:
+        links = [*(self._links[at] for at in group), *(self._hubs if hubs else ())]
+        return measured_network(links, self._work)
 
     def _steps(self, group: tuple[int, ...]) -> tuple[StepTrace, ...]:
         steps = tuple(self._each[at] for at in (0, *(1 + other for other in group)))

@@ -71,6 +71,15 @@ class Network:
         links = tuple(replace(link, up_bytes_s=math.inf, down_bytes_s=math.inf) for link in self.links)
         return replace(self, links=links)
 
+    def at_rate(self, part: float) -> "Network":
+        """The same where links and air carry so many times as much."""
+        links = tuple(
+            replace(link, up_bytes_s=part * link.up_bytes_s, down_bytes_s=part * link.down_bytes_s)
+            for link in self.links
+        )
+        air_bytes_s = None if self.air_bytes_s is None else part * self.air_bytes_s
+        return replace(self, links=links, air_bytes_s=air_bytes_s)
+
     def without_latency(self) -> "Network":
         """The same where nothing is on its way."""
         return replace(self, links=tuple(replace(link, rtt_s=0.0) for link in self.links))

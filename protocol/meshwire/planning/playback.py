@@ -105,11 +105,11 @@ class Playback:
         self._linear = reduction is Reduction.LINEAR
         self._encodes_sums = reduction in (Reduction.LINEAR, Reduction.TWO_SIDED)
 
-    def play(self, loads: Sequence[BucketLoad], ready_s: Sequence[Sequence[float]], network: Network) -> Played:
+    def play(self, loads: Sequence[BucketLoad], ready_s: Sequence[Sequence[float] | None], network: Network) -> Played:
         """Plays a round of this topology with these buckets over a network.
 
         Args:
-            ready_s: by position and load, when the member's own part is there.
+            ready_s: by position and load, when the member's own part is there; None for a hub, which has none (H1).
         """
         return _Round(self._parts, loads, ready_s, network, self._linear, self._encodes_sums).played()
 
@@ -124,7 +124,7 @@ class _Round:
         self,
         parts: Sequence[_Part],
         loads: Sequence[BucketLoad],
-        ready_s: Sequence[Sequence[float]],
+        ready_s: Sequence[Sequence[float] | None],
         network: Network,
         linear: bool,
         encodes_sums: bool,
@@ -157,7 +157,7 @@ class _Round:
         for at in range(len(self._parts)):
             for index, load in enumerate(self._loads):
                 if load.after is None:
-                    self._push(self._ready_s[at][index], _READY, index, at)
+                    self._push_own(0.0, index, at)
         while self._events:
             now_s, _, what, index, at, step = heappop(self._events)
             if what == _READY:
@@ -182,6 +182,14 @@ class _Round:
             tuple(self._sent),
             tuple(self._received),
         )
+
+    def _push_own(self, now_s: float, index: int, at: int) -> None:
+        """A member's own part is there from now on, or from when its learner has it; a hub has none to prepare."""
+        ready_s = self._ready_s[at]
+        if ready_s is None:
+            self._push(now_s, _PREPARED, index, at)
+        else:
+            self._push(max(now_s, ready_s[index]), _READY, index, at)
 
     def _push(self, time_s: float, what: int, index: int, at: int, step: int = 0) -> None:
         self._order += 1
@@ -270,4 +278,4 @@ class _Round:
         self._finished[at] = max(self._finished[at], now_s)
         for follower, load in enumerate(self._loads):
             if load.after == index:
-                self._push(max(now_s, self._ready_s[at][follower]), _READY, follower, at)
+                self._push_own(now_s, follower, at)

@@ -91,7 +91,7 @@ class Price:
         compute_s: of it, what the slowest member computes.
         samples_s: of all members together.
         alone_samples_s: of the fastest one without a job.
-        sent_bytes, received_bytes: by member.
+        sent_bytes, received_bytes: by member that trains.
         link_part, processor_part: of the time, how much the busiest link, or the air, and how much the least busy
             member's training is at work.
     """
@@ -139,16 +139,20 @@ class Pricing:
         """What a step costs with these settings over a network: the round is played, beside what members compute.
 
         Args:
-            steps: by position in the ring: how each member computes.
+            steps: by position in the ring: how each member computes. Members behind these are hubs, which have no part
+                of their own (H1).
         """
-        assert len(steps) == len(network.links)
+        assert len(steps) <= len(network.links)
         sync = settings.sync
         period = max(1, sync.period)
         # In step, a round is over for all at once; who then takes longer to apply it begins the next step later.
         in_step = not sync.period and not sync.staleness
         applied_s = min(step.after_s for step in steps)
         late_s = [step.after_s - applied_s if in_step else 0.0 for step in steps]
-        rounds = [self._round(settings, each, steps, late_s, network) for each in self._all_loads(settings, len(steps))]
+        rounds = [
+            self._round(settings, each, steps, late_s, network)
+            for each in self._all_loads(settings, len(network.links))
+        ]
         played = [one for one, _ in rounds]
         round_s = fmean(each for _, each in rounds) + network.work.round_s
         compute_s = max(step.alone_s + (0 if sync.period else step.copy_s) for step in steps)
@@ -170,8 +174,8 @@ class Pricing:
             step_s = max(compute_s, cycle_s, *(_busiest_s(one, network.work) for one in played))
         else:
             step_s = round_s + applied_s
-        sent = _means([one.sent_bytes for one in played], period)
-        received = _means([one.received_bytes for one in played], period)
+        sent = _means([one.sent_bytes[: len(steps)] for one in played], period)
+        received = _means([one.received_bytes[: len(steps)] for one in played], period)
         busy_s = fmean(max(one.busiest_link_s, one.air_s) for one in played) / period
         alone_s = min(step.alone_s for step in steps)
         return Price(
@@ -227,13 +231,16 @@ class Pricing:
             [0.0] * len(loads.loads) if period else [late + each_s for each_s in loads.ready_s(step)]
             for step, late in zip(steps, late_s, strict=True)
         ]
-        played = self._playback(settings.collective, len(steps)).play(loads.loads, ready, network)
+        members, training = len(network.links), len(steps)
+        hubs = [None] * (members - training)
+        played = self._playback(settings.collective, members).play(loads.loads, [*ready, *hubs], network)
+        finished = played.finished_s[:training]
         if period:
-            return played, max(played.finished_s)
+            return played, max(finished)
         ends = [
             max(finished_s, late + _computed_s(step, finished_s - late, processor_s))
             for step, late, finished_s, processor_s in zip(
-                steps, late_s, played.finished_s, played.processor_s, strict=True
+                steps, late_s, finished, played.processor_s[:training], strict=True
             )
         ]
         return played, max(ends)

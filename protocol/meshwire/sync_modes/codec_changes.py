@@ -5,7 +5,7 @@ all members agree on it without a word, whenever they came in, and a round that 
 """
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -19,11 +19,18 @@ CodecName = Annotated[str, Field(min_length=1, max_length=limits.CODEC_CHARS_MAX
 """As typed behind `--codec`."""
 
 
-class CodecChange(Wire):
+class CodecWish(Wire):
+    """A codec that a member asks for: because a person has typed it, or because the plan of the job says so, whose
+    links have become slower or faster."""
+
+    codec: CodecName
+    by: Literal["person", "plan"] = "person"
+
+
+class CodecChange(CodecWish):
     """The rounds from `first` on, until the next change, travel in this codec."""
 
     first: Annotated[int, Field(ge=1, lt=2**32)]
-    codec: CodecName
 
 
 CodecChanges = Annotated[tuple[CodecChange, ...], Field(max_length=limits.CODEC_CHANGES_MAX)]
@@ -35,7 +42,7 @@ def newest_codec(codec: str, changes: Sequence[CodecChange]) -> str:
     return changes[-1].codec if changes else codec
 
 
-def changed(changes: Sequence[CodecChange], cut: int, ahead: int, codec: str | None) -> tuple[CodecChange, ...]:
+def changed(changes: Sequence[CodecChange], cut: int, ahead: int, wish: CodecWish | None) -> tuple[CodecChange, ...]:
     """What a history has changed that is gone on from after round `cut`.
 
     A change begins above every round that a member may have bound before it enters: those run again as they were.
@@ -43,13 +50,16 @@ def changed(changes: Sequence[CodecChange], cut: int, ahead: int, codec: str | N
 
     Args:
         ahead: how many rounds past the cut may be bound (R1).
-        codec: that is asked for; None: nothing is.
+        wish: that is asked for; None: nothing is.
     """
     kept = [change for change in changes if change.first > cut + 1]
     begun = [change for change in changes if change.first <= cut + 1][-1:]
-    if codec is not None and codec != newest_codec("", (*begun, *kept)):
+    if wish is not None and wish.codec != newest_codec("", (*begun, *kept)):
         first = cut + ahead + 1
-        kept = [*(change for change in kept if change.first < first), CodecChange(first=first, codec=codec)]
+        kept = [
+            *(change for change in kept if change.first < first),
+            CodecChange(first=first, codec=wish.codec, by=wish.by),
+        ]
     return (*begun, *kept)
 
 

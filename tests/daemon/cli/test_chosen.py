@@ -19,6 +19,7 @@ from meshwire.messages.local import GetJobs, GetStatus, MeasureLinks, Submit, Wa
 from meshwire.planning.choose import Pinned
 from meshwire.planning.price import CodecPrice
 from meshwire.planning.quality import EVIDENCE
+from meshwire.planning.replan import RATES, CodecForecast, StepForecast
 from meshwire.planning.step_trace import TracedScript
 from meshwire.sync_modes.codec_changes import CodecChange
 from tests.daemon.cli.test_plan import CARL, FakeMesh, measured
@@ -396,8 +397,8 @@ def test_the_defaults_are_named_as_they_are_typed() -> None:
     assert JobChoice(Pinned()).text() == "--sync bsp --codec fp32"
     assert JobChoice(Pinned(topology="tree")).text() == "--sync bsp --codec fp32 --topology tree"
     assert JobChoice(Pinned(sync="sparseloco:8")).text().startswith("--sync sparseloco:8 --codec topk:")
-    assert FoundChoice(None, JobChoice(Pinned(), on=("a", "b")), "", ()).who_typed() == "--on"  # type: ignore[arg-type]
-    assert FoundChoice(None, JobChoice(Pinned(), peers=2, peers_max=8), "", ()).who_typed() == "--peers 2:8"  # type: ignore[arg-type]
+    assert FoundChoice(None, None, JobChoice(Pinned(), on=("a", "b")), "", ()).who_typed() == "--on"  # type: ignore[arg-type]
+    assert FoundChoice(None, None, JobChoice(Pinned(), peers=2, peers_max=8), "", ()).who_typed() == "--peers 2:8"  # type: ignore[arg-type]
 
 
 # --- prediction beside measurement ---
@@ -474,3 +475,9 @@ def test_a_job_that_stays_slower_than_predicted_is_told_of_once_for_each_codec()
     changed = slow.model_copy(update={"codecs": (CodecChange(first=9, codec="int8"),)})
     assert watch.look(changed, 9 * SLOWER_FOR_S) is None
     assert "sends less than int8" in (watch.look(changed, 10 * SLOWER_FOR_S) or "")
+    curves = tuple(CodecForecast(codec=codec, step_s=(1.0,) * len(RATES)) for codec in ("fp32", "int8"))
+    by_itself = Prediction(samples_s=80.0, alone_samples_s=50.0, step=StepForecast(compute_s=1.0, codecs=curves))
+    watch = SpeedWatch()
+    for now_s in (0.0, SLOWER_FOR_S):
+        told = watch.look(slow.model_copy(update={"prediction": by_itself}), now_s)
+    assert "by itself" in (told or "")

@@ -61,6 +61,7 @@ class FakeMesh:
         known: what is.
         together: whom a job would take.
         without_torch: linked devices.
+        hubs: linked devices.
         speeds: how fast others compute; of who is not in it, unknown.
     """
 
@@ -69,6 +70,7 @@ class FakeMesh:
         self.known: dict[str, MeasuredLink] = {}
         self.together: tuple[str, ...] | None = None
         self.without_torch: set[str] = set()
+        self.hubs: set[str] = set()
         self.speeds: dict[str, float] = {}
         self.names = dict(NAMES)
         self.addresses: dict[str, str] = {}
@@ -91,6 +93,7 @@ class FakeMesh:
             cores=CORES,
             memory_bytes=1,
             measured=self.known.get(device),
+            hub=device in self.hubs,
         )
 
     def _measure(self, body: MeasureLinks, _emit: Emit) -> LinksMeasured:
@@ -207,6 +210,26 @@ def test_who_could_not_be_in_a_job_is_left_out_and_named(mesh: FakeMesh, endpoin
     assert "carl is left out: it has no torch, or no link to one of the others" in shown.stderr
     assert asked(endpoint) == [(BERT,)]
     assert "--on" not in shown.stderr, "submit leaves it out by itself"
+
+
+def test_a_hub_is_in_the_plan_where_it_does_not_slow_the_laptops_down(mesh: FakeMesh, endpoint: Endpoint) -> None:
+    """H1: it is measured like a laptop, counts as none, and where its one link is the bottleneck it is left out."""
+    mesh.mbit[CARL] = 1000.0
+    mesh.hubs.add(CARL)
+    found = document()
+    assert asked(endpoint) == [(BERT, CARL)]
+    assert [device["device"] for device in found["devices"]] == [ANNA, BERT]
+    assert len(found["hubs"]) == 1
+    assert [each["members"] for each in found["options"]] == [[ANNA, BERT]]
+    assert found["choice"]["by_hubs"]
+    assert "--topology" not in found["command"]
+    shown = run("plan", "train.py")
+    assert f"by the hub {found['hubs'][0]}" in shown.stdout
+    mesh.known.clear()
+    mesh.mbit[CARL] = 20.0
+    slow = document()
+    assert not slow["choice"]["by_hubs"]
+    assert "--topology" in slow["command"], "or submit would take it in"
 
 
 def test_who_is_faster_is_named_where_alone_is_faster(mesh: FakeMesh) -> None:

@@ -143,8 +143,11 @@ async def test_who_was_heard_just_now_and_listens_no_more_is_gone(tmp_path: Path
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("how", ["it listens", "closed here", "refused there", "slept", "replaced"])
-async def test_who_may_be_elsewhere_is_not_gone(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_may_be_elsewhere_is_not_gone(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """G1: its connection broke and it listens on; this side has closed the link; this machine was away itself."""
+    caplog.set_level(logging.INFO)
     async with devices(tmp_path, "anna", "bert", patience_s=1.0) as (anna, bert):
         gone: list[str] = []
         asked: list[Address] = []
@@ -184,6 +187,7 @@ async def test_who_may_be_elsewhere_is_not_gone(tmp_path: Path, how: str, monkey
             await asyncio.wait_for(answered.wait(), 10)
             await asyncio.sleep(0)
             assert asked == [there]
+            assert ("bert may be elsewhere" in caplog.text) == (how in ("it listens", "slept"))
         assert not gone
         if how == "replaced":
             del anna.links._linked[bert.id]
@@ -225,8 +229,8 @@ async def test_silence_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 async def test_a_daemon_that_is_killed_is_gone_within_the_grace(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """G1: a process that nobody asked, on its own port. Where this process has stood still meanwhile, as on a machine
-    that has much to do, nothing follows, and it is tried again."""
+    """G1: a process that nobody asked, on its own port. Where this process has stood still meanwhile, for longer than a
+    refusal may take, as on a machine that has much to do, nothing follows, and it is tried again."""
     caplog.set_level(logging.INFO)
     folder = tmp_path / "bert"
     folder.mkdir()

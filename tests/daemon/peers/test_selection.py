@@ -164,6 +164,11 @@ async def test_a_plan_is_for_those_that_submit_would_take(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(selection, "ask_who_is_linked", apart)
     assert await devices_together(anna) == (ANNA, BERT)
+    with_hub = node(BERT, CARL, hubs=[BERT])
+    monkeypatch.setattr(selection, "ask_who_is_linked", linked)
+    assert await devices_together(with_hub) == (ANNA, CARL, BERT), "hubs stand behind those that train"
+    monkeypatch.setattr(selection, "ask_who_is_linked", apart)
+    assert await devices_together(with_hub) == (ANNA, CARL)
 
 
 def test_a_hub_is_none_of_those_that_train_and_stands_behind_them() -> None:

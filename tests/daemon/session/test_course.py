@@ -71,11 +71,11 @@ def keeper(job: JobSeen) -> CourseKeeper:
 
 def test_a_point_is_the_mean_of_values_and_the_sum_of_speeds_and_bytes(job: JobSeen) -> None:
     kept = keeper(job)
-    kept.look(5.0)
+    kept.look(job.now, 5.0)
     assert kept.course().points == ()  # no round yet
     job.at(3)
-    kept.look(6.0)
-    kept.look(7.0)  # nothing new
+    kept.look(job.now, 6.0)
+    kept.look(job.now, 7.0)  # nothing new
     (point,) = kept.course().points
     assert point.values == (("loss", 1.5), ("norm", 4.0))
     assert (point.at_s, point.round, point.samples_s, point.sent_bytes, point.learning) == (6.0, 3, 30.0, 600, 2)
@@ -86,7 +86,7 @@ def test_a_speed_is_not_told_while_one_that_computes_has_told_none(job: JobSeen)
     kept = keeper(job)
     job.at(3)
     job.now = job.now.model_copy(update={"ranks": job.now.ranks[:1]})
-    kept.look(1.0)
+    kept.look(job.now, 1.0)
     assert kept.course().points[0].samples_s is None
 
 
@@ -94,7 +94,7 @@ def test_rounds_that_are_given_up_are_not_in_it(job: JobSeen) -> None:
     kept = keeper(job)
     for round_ in (1, 2, 9, 4, 5):
         job.at(round_)
-        kept.look(float(round_))
+        kept.look(job.now, float(round_))
     assert [point.round for point in kept.course().points] == [1, 2, 4, 5]
 
 
@@ -104,7 +104,7 @@ def test_it_stays_small_however_long_a_job_takes(job: JobSeen, monkeypatch: pyte
     kept = keeper(job)
     for round_ in range(1, 1000):
         job.at(round_, learning=(0, 1) if round_ % 2 else (0,), generation=round_)
-        kept.look(float(round_))
+        kept.look(job.now, float(round_))
         assert len(kept._points) <= 20
     points, presence = kept.course().points, kept.course().presence
     assert points[0].round == 1
@@ -116,7 +116,7 @@ def test_it_stays_small_however_long_a_job_takes(job: JobSeen, monkeypatch: pyte
 def test_who_is_there_is_told_when_it_changes(job: JobSeen) -> None:
     kept = keeper(job)
     job.now = job.now.model_copy(update={"generation": 0})
-    kept.look(1.0)
+    kept.look(job.now, 1.0)
     assert kept.course().presence == ()
     for at_s, generation, present, learning in (
         (2.0, 1, (0, 1), (0, 1)),
@@ -124,7 +124,7 @@ def test_who_is_there_is_told_when_it_changes(job: JobSeen) -> None:
         (4.0, 2, (0,), (0,)),
     ):
         job.now = job.now.model_copy(update={"generation": generation, "present": present, "learning": learning})
-        kept.look(at_s)
+        kept.look(job.now, at_s)
     assert [(one.at_s, one.present) for one in kept.course().presence] == [(2.0, (0, 1)), (4.0, (0,))]
 
 
@@ -132,7 +132,7 @@ def test_a_daemon_that_returns_goes_on_with_it(job: JobSeen) -> None:
     first = keeper(job)
     for round_ in (1, 2, 3):
         job.at(round_)
-        first.look(float(round_))
+        first.look(job.now, float(round_))
     packed = first.to_save(0.0, 30.0)
     assert packed is not None
     assert first.to_save(29.0, 30.0) is None
@@ -141,7 +141,7 @@ def test_a_daemon_that_returns_goes_on_with_it(job: JobSeen) -> None:
     second = keeper(job)
     second.go_on()
     job.at(4)
-    second.look(50.0)
+    second.look(job.now, 50.0)
     assert [point.round for point in second.course().points] == [1, 2, 3, 4]
     assert len(second.course().presence) == 1
     kept = load_course(job.folder)

@@ -1,5 +1,7 @@
 """C3: a history goes over to another codec in a generation: from which round on, and who may ask for it."""
 
+from typing import Literal
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,7 +12,7 @@ from meshwire.membership.inputs import CodecAsked
 from meshwire.membership.proposal_checks import codec_refusal, codecs_wrong, enter_wrong
 from meshwire.membership.proposals import enter_message
 from meshwire.messages.generation import Enter, Propose
-from meshwire.sync_modes.codec_changes import CodecChange, changed, newest_codec
+from meshwire.sync_modes.codec_changes import CodecChange, CodecWish, changed, newest_codec
 from meshwire.sync_modes.mode import sync_settings
 from tests.sim.clusterrounds import job_spec
 from tests.wire.membership.test_membership import machine, sent
@@ -20,9 +22,13 @@ INT8 = CodecChange(first=20, codec="int8")
 SPEC = job_spec(JOB, member(0).device, sync_settings("ssp:2"))
 
 
+def wish_of(codec: str | None, by: Literal["person", "plan"] = "person") -> CodecWish | None:
+    return None if codec is None else CodecWish(codec=codec, by=by)
+
+
 def asking(complete: int, codec: str | None = None, codecs: tuple[CodecChange, ...] = (), number: int = 1) -> object:
     held = standing(number, complete, linked=(0, 1, 2, 3))
-    return held.model_copy(update={"asks_codec": codec, "codecs": codecs, "ahead": 3})
+    return held.model_copy(update={"asks_codec": wish_of(codec), "codecs": codecs, "ahead": 3})
 
 
 def enter_by(*standings: object, learning: bool = True) -> Enter:
@@ -39,6 +45,13 @@ def test_a_change_begins_above_all_that_may_be_bound() -> None:
 def test_of_several_who_ask_the_lowest_rank_is_heard() -> None:
     """And the others ask again."""
     assert [change.codec for change in enter_by(asking(3, "fp16"), asking(3, "int8")).codecs] == ["fp16"]
+
+
+def test_a_person_is_heard_before_the_plan() -> None:
+    """Whatever their ranks; and it is told who has asked."""
+    planned = asking(3).model_copy(update={"asks_codec": wish_of("fp16", "plan")})  # type: ignore[attr-defined]
+    assert enter_by(planned, asking(3, "int8")).codecs == (CodecChange(first=7, codec="int8"),)
+    assert enter_by(planned, asking(3)).codecs == (CodecChange(first=7, codec="fp16", by="plan"),)
 
 
 def test_nothing_changes_while_no_learner_computes() -> None:
@@ -78,7 +91,7 @@ def test_rounds_that_may_be_bound_keep_their_codec_through_all_changes(
     for rounds, asked in changes:
         cut += rounds
         before = {number: codec(number) for number in range(cut + 1, cut + ahead + 1)}
-        codecs = changed(codecs, cut, ahead, asked)
+        codecs = changed(codecs, cut, ahead, wish_of(asked))
         assert {number: codec(number) for number in before} == before
         assert asked is None or newest_codec("first", codecs) == asked
         assert len(codecs) <= min(ahead + 2, CODEC_CHANGES_MAX)
@@ -88,7 +101,7 @@ def test_rounds_that_may_be_bound_keep_their_codec_through_all_changes(
 def test_who_is_asked_proposes_until_it_is_done() -> None:
     """A person's word to one member is enough, and is not heard twice."""
     one = machine(0)
-    (_, propose), *_ = sent(one.handle(CodecAsked("int8"), 1.0), Propose)
+    (_, propose), *_ = sent(one.handle(CodecAsked(CodecWish(codec="int8")), 1.0), Propose)
     assert propose.generation.number == 2
     assert one.why_proposed == "peer0 asks for --codec int8"
     other = machine(0)

@@ -6,10 +6,12 @@ from itertools import pairwise
 import pytest
 
 from meshwire.model.manifest import ModelManifest, TensorSpec
+from meshwire.planning.choose import Pinned, job_settings
 from meshwire.planning.measured_link import MeasuredLink
 from meshwire.planning.mesh_plan import MeshPlan, Option, fastest
 from meshwire.planning.price import CodecPrice, Pricing
 from meshwire.planning.quality import EVIDENCE, Quality
+from meshwire.planning.replan import RATES
 from meshwire.planning.step_trace import StepTrace
 from tests.wire.planning.test_measured_link import link
 
@@ -143,3 +145,95 @@ def test_what_is_not_known_is_taken_to_be_as_fast(speed: float | None, device: s
     mesh = unequal(10.0, speed, device=device)
     assert mesh.fastest_alone == 0
     assert not mesh.best((0,), Quality.EXACT).uneven
+
+
+# --- hubs (H1) ---
+
+
+def with_hub(values: int, seconds: float, to_hub: MeasuredLink, *others: MeasuredLink, **pinned: str) -> MeshPlan:
+    pricing = Pricing(manifest(values), PRICES)
+    return MeshPlan(pricing, step(seconds), others, Pinned(**pinned), hubs=[to_hub])
+
+
+def cable(mbit: float) -> MeasuredLink:
+    rate = mbit * MBIT
+    return link(rate, rate, (rate, rate), (True, True))
+
+
+def to_wired_hub(mbit: float) -> MeasuredLink:
+    """From a station in a cell to one on a cable, both ways in turn on one air, which each byte crosses once."""
+    rate = mbit * MBIT
+    return link(rate, rate, (rate / 2, rate / 2), (False, True))
+
+
+def test_in_a_cell_rounds_go_by_a_hub_on_a_cable() -> None:
+    """Four stations and a hub take a third less air than the four alone: 1.5 times as fast where air is all that counts
+    (tests/bench/results/hub.md)."""
+    stations = [station(50)] * 3
+    mesh = with_hub(3_000_000, 0.01, to_wired_hub(100), *stations)
+    without = plan(3_000_000, 0.01, 50, 50, 50)
+    for quality in (Quality.EXACT, Quality.SAFE):
+        best, ring = mesh.best((0, 1, 2), quality), without.best((0, 1, 2), quality)
+        assert (best.hubs, ring.hubs) == (True, None)
+        assert str(best.price.settings.collective.topology) == "star:4"
+        assert (best.price.members, len(best.price.sent_bytes)) == (4, 4)
+    fp32, alone = mesh.default((0, 1, 2)).price, without.default((0, 1, 2)).price
+    assert alone.step_s / fp32.step_s == pytest.approx(1.5, rel=0.1)
+
+
+def test_on_a_switch_the_hub_is_left_out() -> None:
+    """All that the laptops send comes over its one cable."""
+    mesh = with_hub(3_000_000, 0.01, cable(100), cable(100), cable(100))
+    best = mesh.best((0, 1), Quality.EXACT)
+    assert best.hubs is False
+    assert str(best.price.settings.collective.topology) == "ring"
+    assert mesh.default((0, 1)).hubs is True, "which --no-plan takes in"
+    assert mesh.default((0, 1)).price.step_s > 1.2 * best.price.step_s
+
+
+def test_where_it_costs_nothing_the_hub_is_taken_in_for_it_keeps_the_state() -> None:
+    assert with_hub(10_000, 20.0, cable(100), cable(100)).best((0,), Quality.SAFE).hubs is True
+
+
+def test_a_topology_that_was_typed_leaves_hubs_out() -> None:
+    mesh = with_hub(3_000_000, 0.01, to_wired_hub(100), station(50), topology="ring")
+    assert mesh.best((0,), Quality.EXACT).hubs is None
+
+
+# --- while a job runs ---
+
+
+@pytest.mark.parametrize("hub", [False, True])
+def test_what_a_job_may_go_over_to_is_forecast_at_every_rate(hub: bool) -> None:
+    """18.3: the codecs of the wished quality in the same mode, those first that give up least; as they are priced."""
+    stations = [station(500), station(500)]
+    mesh = with_hub(1_000_000, 0.3, to_wired_hub(1000), *stations) if hub else plan(1_000_000, 0.3, 500, 500)
+    option = mesh.best((0, 1), Quality.SAFE)
+    assert option.hubs is (True if hub else None)
+    forecast = mesh.forecast(option, Quality.SAFE)
+    assert forecast is not None
+    names = [each.codec for each in forecast.codecs]
+    assert [names[0], {*names[1:3]}, *names[3:]] == ["fp32", {"fp16", "bf16"}, "int8", "int8:sr", "int4:sr"]
+    chosen = str(option.price.settings.codec)
+    assert forecast.step_s(chosen, 1.0) == pytest.approx(option.price.step_s)
+    assert forecast.compute_s == option.price.compute_s
+    for each in forecast.codecs:
+        assert all(slow >= fast * 0.999 for fast, slow in pairwise(each.step_s))
+    slowest, slow = (forecast.codecs[0].step_s[RATES.index(rate)] for rate in (1 / 32, 1 / 16))
+    assert slowest == pytest.approx(2 * slow, rel=0.15)
+    assert forecast.best(1 / 32) == "int4:sr"
+    assert forecast.best(4.0) != "int4:sr"
+
+
+def test_codecs_that_a_job_cannot_go_over_to_or_from_are_not_forecast() -> None:
+    """C3: they build on what they have sent before."""
+    mesh = plan(1_000_000, 0.3, 20, 20)
+    option = mesh.best((0, 1), Quality.FAST)
+    bsp = replace(option, price=replace(option.price, settings=job_settings("fp32", "bsp")))
+    forecast = mesh.forecast(bsp, Quality.FAST)
+    assert forecast is not None
+    names = [each.codec for each in forecast.codecs]
+    assert {"topk:0.1", "onebit:40", "qsgd"} <= {*names}
+    assert not {"powersgd", "lgc", "dgc"} & {*names}
+    lowrank = replace(option, price=replace(option.price, settings=job_settings("powersgd", "bsp")))
+    assert mesh.forecast(lowrank, Quality.FAST) is None

@@ -1,0 +1,42 @@
+"""Has a job go over to another codec by itself, where its links are not what it was planned for."""
+
+from meshtraind.storage.job_record import Job
+from meshwire.jobs.lifecycle import JobState
+from meshwire.messages.job import JobSummary
+from meshwire.planning.replan import Replanned, Replanner, StepForecast
+from meshwire.sync_modes.codec_changes import newest_codec
+
+
+class CodecChoice:
+    """Looks at a job once a second. The lowest rank that computes asks for all, and only as long as no person has: a
+    codec that somebody has chosen stays."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        prediction = job.spec.prediction
+        self._forecast: StepForecast | None = None if prediction is None else prediction.step
+        self._replanner: Replanner | None = None
+        if self._forecast is not None:
+            self._replanner = Replanner(self._forecast, max(1, job.spec.sync.period))
+
+    def look(self, summary: JobSummary, step: int, now_s: float) -> Replanned | None:
+        """The codec to ask for now, if there is one. `step`: of the learner here."""
+        if self._forecast is None or self._replanner is None or self._job.state is not JobState.RUNNING:
+            return None
+        if not summary.learning or min(summary.learning) != self._job.rank:
+            return None
+        if any(change.by == "person" for change in summary.codecs):
+            return None
+        codec = newest_codec(self._job.spec.codec, summary.codecs)
+        return self._replanner.look(now_s, step, codec, slowness(summary, self._forecast), summary.learning)
+
+
+def slowness(summary: JobSummary, forecast: StepForecast) -> float:
+    """How many times as long the slowest member computes for a step as was predicted of the slowest; 1 where nobody has
+    told."""
+    of_steps_s = [
+        report.metrics.batch / report.metrics.samples_per_s
+        for report in summary.ranks
+        if report.rank in summary.learning and report.metrics.batch and report.metrics.samples_per_s > 0
+    ]
+    return max(of_steps_s) / forecast.compute_s if of_steps_s and forecast.compute_s > 0 else 1.0

@@ -1,0 +1,83 @@
+"""18.3: which daemon asks for another codec by itself, and when none does."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from meshtraind.session.codec_choice import CodecChoice, slowness
+from meshtraind.storage.job_record import Job
+from meshwire.jobs.lifecycle import JobState
+from meshwire.messages.job import JobSummary, Member, Metrics, Prediction, RankReport
+from meshwire.planning.replan import RATES, CodecForecast, StepForecast
+from meshwire.sync_modes.codec_changes import CodecChange
+
+JOB = "0" * 11 + "1"
+MEMBERS = tuple(Member(device=f"{rank:064x}", incarnation=1, name=name) for rank, name in enumerate(("anna", "bert")))
+STEP = StepForecast(
+    compute_s=1.0,
+    codecs=(
+        CodecForecast(codec="fp16", step_s=tuple(1.0 + 1.0 / rate for rate in RATES)),
+        CodecForecast(codec="int8", step_s=tuple(1.0 + 0.5 / rate for rate in RATES)),
+    ),
+)
+PREDICTED = Prediction(samples_s=32.0, alone_samples_s=32.0, step=STEP)
+
+
+def report(rank: int, batch: int = 32, samples_per_s: float = 32.0) -> RankReport:
+    metrics = Metrics(batch=batch, samples_per_s=samples_per_s)
+    return RankReport(
+        job=JOB,
+        rank=rank,
+        state=JobState.RUNNING,
+        exit_code=None,
+        error=None,
+        failure=None,
+        restarts=0,
+        metrics=metrics,
+    )
+
+
+def summary(**more: Any) -> JobSummary:
+    given = {"ranks": (report(0), report(1)), "learning": (0, 1), "present": (0, 1), **more}
+    return JobSummary(
+        job=JOB, name="job", state="running", members=MEMBERS, submitter=MEMBERS[0].device, created_at_s=0.0,
+        started_at_s=0.0, ended_at_s=None, exit_code=None, error=None, script="train.py", **given,
+    )  # fmt: skip
+
+
+def asked(seen: JobSummary, rank: int = 0, prediction: Prediction | None = PREDICTED, step_s: float = 5.0) -> list[str]:
+    """What is asked for while so many seconds pass between two steps."""
+    spec = SimpleNamespace(prediction=prediction, codec="fp16", sync=SimpleNamespace(period=0))
+    choice = CodecChoice(cast(Job, SimpleNamespace(rank=rank, spec=spec, state=JobState.RUNNING)))
+    found = [choice.look(seen, step, step * step_s) for step in range(40)]
+    return [each.codec for each in found if each is not None]
+
+
+def test_the_lowest_rank_that_computes_asks_for_all() -> None:
+    assert asked(summary())[:1] == ["int8"]
+    assert asked(summary(), rank=1) == []
+    assert asked(summary(learning=(1,)), rank=1)[:1] == ["int8"]
+    assert asked(summary(learning=())) == []
+
+
+def test_what_a_person_has_chosen_stays() -> None:
+    """At the beginning, where nothing is predicted then, or while it runs."""
+    assert asked(summary(), prediction=None) == []
+    assert asked(summary(), prediction=PREDICTED.model_copy(update={"step": None})) == []
+    assert asked(summary(codecs=(CodecChange(first=5, codec="fp16"),))) == []
+    assert asked(summary(codecs=(CodecChange(first=5, codec="fp16", by="plan"),)))[:1] == ["int8"]
+
+
+def test_as_predicted_nothing_is_asked_for() -> None:
+    assert asked(summary(), step_s=2.0) == []
+
+
+def test_the_slowest_member_tells_how_slow_computing_is() -> None:
+    """Of those that compute and have told."""
+    slow = summary(ranks=(report(0), report(1, samples_per_s=8.0)))
+    assert slowness(slow, STEP) == pytest.approx(4.0)
+    assert slowness(slow.model_copy(update={"learning": (0,)}), STEP) == pytest.approx(1.0)
+    for unknown in (report(1, batch=0), report(1, samples_per_s=0.0)):
+        assert slowness(summary(ranks=(unknown,)), STEP) == 1.0
+    assert asked(slow) == []
