@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from meshtraind.dashboard.dashboard import Dashboard
 from meshtraind.jobs.queries import JobQueries
@@ -14,7 +15,6 @@ from meshtraind.owner.settings import SettingsError
 from meshtraind.peers.links import Link
 from meshtraind.peers.mesh import Mesh
 from meshtraind.peers.selection import devices_together
-from meshtraind.session.session import JobSession
 from meshtraind.transport.connection import Connection, Emit, RequestFailed
 from meshwire import limits
 from meshwire.frames.header import Header
@@ -56,6 +56,9 @@ from meshwire.messages.local import (
 from meshwire.messages.network import GetNetwork
 from meshwire.timeouts import Timeouts
 
+if TYPE_CHECKING:
+    from meshtraind.session.session import JobSession
+
 log = logging.getLogger(__name__)
 
 
@@ -94,7 +97,7 @@ class LocalHandler:
         if session is not None:
             session.group.received_from_learner(header)
 
-    def _group_of(self, conn: Connection) -> JobSession | None:
+    def _group_of(self, conn: Connection) -> "JobSession | None":
         """The session whose process group's connection this is."""
         attached = _attached(conn)
         session = self._jobs.registry.session(attached.job) if attached.job is not None else None

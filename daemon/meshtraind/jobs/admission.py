@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from meshtraind.environments.environments import Environments
 from meshtraind.jobs.file_intake import Intake
@@ -17,7 +17,6 @@ from meshtraind.learner.software import installed_anew
 from meshtraind.learner.supervisor import PROGRESS_ROUNDS, pause_s
 from meshtraind.peers.node import Node
 from meshtraind.runtime.tasks import TaskSet
-from meshtraind.session.session import JobSession
 from meshtraind.storage.blob_writer import BlobError
 from meshtraind.storage.cleanup import clean_up, discard, remove_inputs
 from meshtraind.storage.job_history import HistoryError
@@ -46,6 +45,9 @@ from meshwire.messages.job import (
 )
 from meshwire.revival import is_older
 from meshwire.sync_modes.codec_for_mode import suits
+
+if TYPE_CHECKING:
+    from meshtraind.session.session import JobSession
 
 log = logging.getLogger(__name__)
 
@@ -230,7 +232,7 @@ class Admission:
         if (session := self._registry.session(job.spec.job)) is not None:
             self._tasks.spawn(self._lay_down(job, session), f"whether {job.spec.job} lies down")
 
-    async def _lay_down(self, job: Job, session: JobSession) -> None:
+    async def _lay_down(self, job: Job, session: "JobSession") -> None:
         """Lets a job begin again of which no base is left on any device (J5), when its session has closed."""
         id_ = job.spec.job
         await session.closed.wait()

@@ -1,14 +1,16 @@
 """The jobs of this daemon's life, and the sessions of those that run here."""
 
 import asyncio
+import importlib
 import logging
+import sys
 from collections.abc import Collection, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from meshtraind.peers.node import Node
 from meshtraind.runtime.free_memory import release_unused
 from meshtraind.runtime.tasks import TaskSet
-from meshtraind.session.session import JobSession
+from meshtraind.runtime.threads import Check, in_thread
 from meshtraind.storage.cleanup import clean_up
 from meshtraind.storage.job_record import Job
 from meshtraind.storage.resume_file import forget
@@ -19,12 +21,23 @@ from meshwire.membership.effects import Message
 from meshwire.messages.generation import Where
 from meshwire.messages.job import End, Generation, Outcome
 
+if TYPE_CHECKING:
+    from meshtraind.session.session import JobSession
+
 log = logging.getLogger(__name__)
 
 OUTCOMES: dict[JobState, Outcome] = {  # all other ends are failures to those who ask
     JobState.SUCCEEDED: "succeeded",
     JobState.CANCELLED: "cancelled",
 }
+
+
+SESSION = "meshtraind.session.session"
+
+
+def _load(_check: Check) -> None:
+    """Some hundred files and numpy, 25 MB that an idle daemon does not need, in a thread: links go on meanwhile."""
+    importlib.import_module(SESSION)
 
 
 class Dialler(Protocol):
@@ -69,12 +82,12 @@ class JobRegistry:
         """Jobs of this daemon's life by id; a live view. Older ones are in the history."""
         return self._jobs
 
-    def session(self, job: str) -> JobSession | None:
+    def session(self, job: str) -> "JobSession | None":
         """The session of a job that runs here."""
         return self._sessions.get(job)
 
     @property
-    def sessions(self) -> tuple[JobSession, ...]:
+    def sessions(self) -> "tuple[JobSession, ...]":
         """The sessions of all jobs that run here."""
         return tuple(self._sessions.values())
 
@@ -98,6 +111,8 @@ class JobRegistry:
         for id_ in ended[: -limits.ENDED_JOBS_IN_MEMORY_MAX]:
             del self._ids[job_number(id_)]
             del self._jobs[id_]
+        if SESSION not in sys.modules:
+            self._tasks.spawn(in_thread(_load), "load what a job takes")
         job.unlinkable = self._dialler.unlinkable
         job.advance(JobEvent.ACCEPT)
         self._jobs[job.spec.job] = job
@@ -119,12 +134,14 @@ class JobRegistry:
         if where is not None:
             self.tell_generations(session, device, where)
 
-    def _open_session(self, job: Job, generation: Generation | None, links: dict[int, Connection]) -> JobSession:
+    def _open_session(self, job: Job, generation: Generation | None, links: dict[int, Connection]) -> "JobSession":
         peers = [
             link
             for member in job.members
             if member.device != self._node.device and (link := self._node.links.get(member.device)) is not None
         ]
+        from meshtraind.session.session import JobSession
+
         session = JobSession(
             self._node,
             job,
@@ -146,7 +163,7 @@ class JobRegistry:
     def _job_members(self) -> set[str]:
         return {member.device for session in self._sessions.values() for member in session.job.members}
 
-    async def _forget(self, session: JobSession) -> None:
+    async def _forget(self, session: "JobSession") -> None:
         """Lets go of a session, its memory and its files when it has closed."""
         await session.closed.wait()
         job_id, folder = session.job.spec.job, session.job.folder
@@ -163,7 +180,7 @@ class JobRegistry:
         # are a quarter more objects than before, which may be many jobs later. This takes about 30 ms.
         asyncio.get_running_loop().call_soon(release_unused)
 
-    def tell_generations(self, session: JobSession, device: str, body: Message) -> None:
+    def tell_generations(self, session: "JobSession", device: str, body: Message) -> None:
         """Hands what a device says of a job's membership to the job's session."""
         generations = session.passage.generations
         if generations is not None and not session.job.ended:

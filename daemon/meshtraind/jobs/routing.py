@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from typing import TYPE_CHECKING
 
 from meshtraind.jobs.admission import Admission
 from meshtraind.jobs.housekeeping import Housekeeper
@@ -10,8 +11,6 @@ from meshtraind.jobs.submission import Submissions
 from meshtraind.peers.links import Link
 from meshtraind.peers.node import Node
 from meshtraind.runtime.tasks import TaskSet
-from meshtraind.session.membership_host import Asked
-from meshtraind.session.session import JobSession
 from meshtraind.storage.job_history import RESUME, HistoryError
 from meshtraind.storage.job_record import BEFORE_START, Job
 from meshtraind.storage.resume_file import load_all
@@ -34,6 +33,10 @@ from meshwire.messages.generation import (
 )
 from meshwire.messages.group import StoreAnswer, StoreAsk
 from meshwire.messages.job import Commit, End, FilesProgress, Generation, RankReport, Remains
+
+if TYPE_CHECKING:
+    from meshtraind.session.membership_host import Asked
+    from meshtraind.session.session import JobSession
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +122,7 @@ class JobRouter:
                     self._answer_late(device, self.registry.jobs[id_], body)
         return None
 
-    def _session_of(self, device: str, id_: str) -> JobSession | None:
+    def _session_of(self, device: str, id_: str) -> "JobSession | None":
         """The session that a member's message is for. The member may have been told to begin sooner than this one, or
         the submitter was lost before it had told all: who has promised and hears of the job knows that all have."""
         if self.admission.promised(id_) and self.registry.jobs[id_].rank_of(device) is not None:
@@ -159,7 +162,7 @@ class JobRouter:
             self._tell_end_of_before(device, body.job)
         return None
 
-    def _member_lies_down(self, session: JobSession, device: str, generation: Generation) -> None:
+    def _member_lies_down(self, session: "JobSession", device: str, generation: Generation) -> None:
         """A member that is in the job in its incarnation of now has laid it down. (A daemon that was started again
         tells of the generation that its former life was in: it is told where the others are. Neither can take in a
         device that asks.)"""
@@ -194,7 +197,7 @@ class JobRouter:
         if job.state in (JobState.FAILED, JobState.CANCELLED) and report.state in UNDER_WAY:
             self.registry.tell_end(device, job)
 
-    def _to_session(self, session: JobSession, device: str, header: Header, body: Wire) -> str | None:
+    def _to_session(self, session: "JobSession", device: str, header: Header, body: Wire) -> str | None:
         rank = session.job.rank_of(device)
         if rank is None and session.job.spec.peers_max is not None:
             return None  # it has joined, and heard of it sooner than this member
@@ -208,7 +211,7 @@ class JobRouter:
             session.passage.refuse(rank, wrong)
         return None
 
-    async def answer_member(self, device: str, body: Asked) -> Wire:
+    async def answer_member(self, device: str, body: "Asked") -> Wire:
         """Answers a member that lacks rounds, or loads a state. Raises RequestFailed."""
         session = self.registry.session(body.job)
         if session is None or not session.passage.is_member(device):

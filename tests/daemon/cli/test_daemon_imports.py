@@ -1,4 +1,4 @@
-"""A hub installs without torch: all that its daemon and its commands load is there without."""
+"""What a daemon loads: on a hub nothing that needs torch, and nowhere what only a job takes, before there is one."""
 
 import subprocess
 import sys
@@ -21,3 +21,10 @@ def test_a_hub_needs_no_torch() -> None:
     code = f"import sys; {blocked}; [__import__(name) for name in {MODULES!r}]"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_an_idle_daemon_has_not_loaded_what_jobs_take() -> None:
+    """numpy and the rounds are 25 MB: of a laptop that trains nothing now, an owner wants those back."""
+    code = "import sys, meshtraind.app; print([n for n in ('numpy', 'meshtraind.session.session') if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
