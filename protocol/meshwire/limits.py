@@ -123,6 +123,7 @@ STORE_WAIT_S_MAX = 7 * 86_400.0  # for a key: scripts say how long
 
 # Rounds (R0, V2)
 PERIOD_MAX = 500  # H, DiLoCo's; a claim of two periods stays below CLAIM_BATCHES_MAX
+PERIODS_AFTER_MAX = 99_999  # rounds of one step before those of a period
 STALENESS_MAX = 64  # the bound s: retained rounds are at most 3(s+1)
 FORECAST_CODECS_MAX = 32  # that a job may go over to by itself: those of which a loss was measured
 CODEC_CHANGES_MAX = STALENESS_MAX + 3  # that begin above the last round that all hold, and one before

@@ -158,7 +158,12 @@ class FoundChoice:
             on = (devices[0].id, *(devices[1 + at].id for at in option.others))
         shares = typed.shares or ("speed" if option.uneven else None)
         price = option.price
-        expected = Prediction(samples_s=price.samples_s, alone_samples_s=price.alone_samples_s, step=self.forecast)
+        # The first rounds of post-local SGD are slower than those of which a price is known.
+        expected = (
+            None
+            if settings.sync.after
+            else Prediction(samples_s=price.samples_s, alone_samples_s=price.alone_samples_s, step=self.forecast)
+        )
         typed = replace(typed, pinned=chosen, on=on, peers=None if on else typed.peers)
         return replace(typed, shares=shares, hubs=option.hubs is not False, prediction=expected)
 

@@ -41,7 +41,7 @@ class LocalStep:
         base: with the outer optimizer, which rounds are applied with.
         weights: the local weights, and the base beside them.
         growth: what stands for the change of weights that are left out.
-        sync: the period H, local steps in a round, and the bound s.
+        sync: the period H, local steps in a round, from which round on, and the bound s.
 
     Attributes:
         number: of the local step at hand, from 1.
@@ -66,7 +66,7 @@ class LocalStep:
         self._weights = weights
         self._growth = growth
         self._scaling = scaling
-        self._period = sync.period
+        self._sync = sync
         self._waits = sync.staleness == 0
         self._called = 0  # this step's period ends with the local step at hand
         self._frozen = FrozenCheck(base.means.tensors, step.optimizer)
@@ -159,7 +159,8 @@ class LocalStep:
     def _count_step(self) -> None:
         self.number += 1
         self._taken += 1
-        if self._taken == self._period or self._called == self._contribution.step:
+        due = self._taken >= self._sync.steps_in(self._base.applied + 1)
+        if due or self._called == self._contribution.step:
             self.end_period()
 
     def _forget_local_steps(self) -> None:

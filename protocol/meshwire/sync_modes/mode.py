@@ -40,6 +40,8 @@ class SyncSettings(Wire):
     period: Annotated[int, Field(ge=0, le=limits.PERIOD_MAX)] = 0
     """H: a round is of what so many steps on a learner's own weights have changed (R9). 0: each step is a round of
     gradients."""
+    after: Annotated[int, Field(ge=0, le=limits.PERIODS_AFTER_MAX)] = 0
+    """So many rounds of one step each come before the periods of H (post-local SGD)."""
     outer_rate: Annotated[float, Field(gt=0, le=OUTER_RATE_MAX, allow_inf_nan=False)] = 1.0
     outer_momentum: Annotated[float, Field(ge=0, le=OUTER_MOMENTUM_MAX, allow_inf_nan=False)] = 0.0
     """With a period, how the base takes in the mean of what local steps have changed: by SGD with this learning rate
@@ -82,7 +84,12 @@ class SyncSettings(Wire):
             return "demo"
         if not self.period:
             return f"ssp:{self.staleness}" if self.staleness else "bsp"
-        return self._kind() + (f",ssp:{self.staleness}" if self.staleness else "")
+        after = f",after={self.after}" if self.after else ""
+        return self._kind() + after + (f",ssp:{self.staleness}" if self.staleness else "")
+
+    def steps_in(self, round_: int) -> int:
+        """With a period: how many local steps a learner takes for a round, from 1."""
+        return 1 if round_ <= self.after else self.period
 
     def _kind(self) -> str:
         if self.sparse:
@@ -155,6 +162,7 @@ def sync_settings(
             "own": own or "1",
             "shares": shares or ("equal" if equal else "speed"),
             "period": period,
+            "after": mode.after,
             "outer_rate": mode.outer_rate,
             "outer_momentum": mode.outer_momentum,
             "sparse": mode.sparse,
@@ -172,6 +180,7 @@ def own_coefficient(own: Own, members: int) -> float:
 class _Mode(NamedTuple):
     staleness: int = 0
     period: int = 0
+    after: int = 0
     outer_rate: float = 1.0
     outer_momentum: float = 0.0
     sparse: bool = False
@@ -209,8 +218,8 @@ def _mode(sync: str) -> _Mode:
     raise ValueError(
         f"--sync {sync}: use bsp; demo; ssp:S with a bound S from 0 to {limits.STALENESS_MAX}, such as ssp:2; or "
         f"local:H, diloco:H, sparseloco:H or muloco:H with a period H from 1 to {limits.PERIOD_MAX} steps, such as "
-        "sparseloco:30, behind which ,ssp:S lets periods overlap with their exchange, and for diloco ,rate=0.7 and "
-        ",momentum=0.9 set the outer step"
+        "sparseloco:30, behind which ,ssp:S lets periods overlap with their exchange, for diloco ,rate=0.7 and "
+        ",momentum=0.9 set the outer step, and for local ,after=N has the first N rounds come after each step"
     )
 
 
@@ -225,6 +234,11 @@ def _with_options(mode: _Mode, kind: str, options: list[str]) -> _Mode | None:
             if bound is None:
                 return None
             mode = mode._replace(staleness=bound)
+        elif kind == "local" and name == "after":
+            rounds = _count(text, 1, limits.PERIODS_AFTER_MAX)
+            if rounds is None:
+                return None
+            mode = mode._replace(after=rounds)
         elif kind == "diloco" and name in ("rate", "momentum") and (value := _number(text)) is not None:
             if not (0 < value <= OUTER_RATE_MAX if name == "rate" else value <= OUTER_MOMENTUM_MAX):
                 return None

@@ -111,6 +111,31 @@ def test_a_period_of_one_step_is_bsp(make: Make) -> None:
     assert distance(periods[0], steps[0]) <= TOLERANCE
 
 
+@pytest.mark.parametrize("make", [sgd, momentum])
+def test_periods_begin_after_so_many_rounds(make: Make) -> None:
+    """Post-local SGD (Lin et al. 2020, section 3): bsp for N rounds, then local SGD from there."""
+    after, period = 3, 4
+    daemon, models, drawn = epochs_of(make, 2, 80, sync=f"local:{period},after={after}")
+    batches = [[(x, y) for _, x, y in (each for epoch in rank for each in epoch)] for rank in drawn]
+    learners = [(model := net(), make(model)) for _ in drawn]
+    per_epoch, first = len(drawn[0][0]), 0
+    rounds = 0
+    while first < len(batches[0]):
+        rounds += 1
+        left = per_epoch - first % per_epoch  # an epoch's end ends a period
+        steps = 1 if rounds <= after else min(period, left)
+        for (model, optimizer), of_rank in zip(learners, batches, strict=True):
+            for each in of_rank[first : first + steps]:
+                step(model, optimizer, each)
+        for places in zip(*(model.parameters() for model, _ in learners), strict=True):
+            mean = sum(p.detach().double() for p in places) / len(places)
+            for p in places:
+                p.data.copy_(mean)
+        first += steps
+    assert len(daemon.rounds.rounds) == rounds
+    assert distance(models[0], learners[0][0]) <= TOLERANCE
+
+
 def test_one_step_and_the_outer_step_are_nesterov_sgd() -> None:
     """ALGORITHMS 5, DiLoCo: H=1, inner SGD(eta), outer (a, mu, Nesterov) is Nesterov SGD of rate a * eta."""
 

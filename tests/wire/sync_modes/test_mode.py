@@ -60,6 +60,7 @@ def test_text_is_what_is_typed(bound: int) -> None:
     [
         ("local:1", 1, (1.0, 0.0)),
         ("local:30", 30, (1.0, 0.0)),
+        ("local:30,after=200", 30, (1.0, 0.0)),
         ("diloco:500", 500, (0.7, 0.9)),
         ("diloco:500,rate=0.8", 500, (0.8, 0.9)),
         ("diloco:30,rate=1,momentum=0.95", 30, (1.0, 0.95)),
@@ -115,6 +116,7 @@ def test_periods_that_overlap_with_their_exchange(sync: str) -> None:
 
 def test_a_period_of_one_step_cannot_end_early() -> None:
     assert not SyncSettings(period=8, straggler="carry").ends_early, "a peer may send what nobody can type"
+    assert sync_settings("local:8,after=7,ssp:1").text() == "local:8,after=7,ssp:1"
     made = sync_settings("local:1,ssp:2")
     assert (made.ends_early, made.straggler, made.shares) == (False, "carry", "speed")
 
@@ -145,6 +147,11 @@ def test_rounds_without_a_bound_are_refused_with_the_reason() -> None:
             "muloco:0",
             "muloco:30,momentum=0",
             "local:2,",
+            "local:2,after=0",
+            "local:2,after=",
+            "local:2,after=1,after=2",
+            "local:2,after=100000",
+            "diloco:2,after=5",
             "local:2,rate=1",
             "local:2,ssp",
             "local:2,ssp:65",
