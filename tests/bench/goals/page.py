@@ -8,6 +8,7 @@ from tests.bench.goals.catalogue import GOALS, OUTSIDE, SECTIONS, Case, Goal, Se
 from tests.bench.goals.journal import Journal, spread
 
 REASONS = Path(__file__).with_name("reasons.md")
+DIGITS_MAX = 5
 HEAD = "| what | before | now | repeats | goal | |"
 
 
@@ -70,7 +71,10 @@ def _verdict(journal: Journal, goal: Goal) -> str:
 
 def _row(journal: Journal, goal: Goal) -> str:
     values = journal.figures(goal.case, goal.figure)
-    now = spread(values) if values else ""
+    digits = 2
+    while values and digits < DIGITS_MAX and goal.met_by(round(median(values), digits)) != goal.met_by(median(values)):
+        digits += 1  # a figure that misses its goal by a hair is not shown as one that reaches it
+    now = spread(values, digits) if values else ""
     verdict = _verdict(journal, goal)
     bold = "**met**" if verdict == "met" else verdict
     return f"| {goal.what} | {goal.before} | {now} | {journal.repeats(goal.case)} | {goal.text} | {bold} |"
