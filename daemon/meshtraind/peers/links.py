@@ -35,7 +35,9 @@ from meshwire.timeouts import Timeouts
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_INTERVAL_S = 1.0
+HEARTBEAT_INTERVAL_S = 1.25
+ROUND_TRIPS = 3  # whose median counts
+IDLE_BEATS = 8  # of a link that no job needs, for one that asks for an answer
 DIAL_TIMEOUT_S = 5.0
 BACKLOG = 64
 ACCEPT_RETRY_S = 1.0
@@ -136,6 +138,7 @@ class Links:
         self._cap = cap
         self._presence = Presence(min(HEARTBEAT_INTERVAL_S, patience_s / 4))
         self._linked: dict[str, Link] = {}
+        self._needed: frozenset[str] = frozenset()  # by jobs
         self._leaving: dict[str, Connection] = {}  # by device: the last one that was to end, while it is there
         self._unlinkable: dict[str, str] = {}
         self._dial_failures: dict[str, str] = {}
@@ -201,7 +204,8 @@ class Links:
         self._book_changed.set()
 
     def await_devices(self, devices: Collection[str]) -> None:
-        """Dials these devices often from now on: jobs wait for them."""
+        """Dials these devices often from now on, and measures round trips to them at each beat: jobs wait for them."""
+        self._needed = frozenset(devices)
         self._book.awaits(devices, time.monotonic())
         self.dial_now()
 
@@ -466,8 +470,8 @@ class Links:
         self.dial_now()
 
     async def _keep_alive(self, link: Link) -> None:
-        """Says something about once a second, however late answers come, and hears as much; silence for the patience
-        ends the link.
+        """Says something every patience / 4, a second or so, however late answers come, and hears as much; silence for
+        the patience ends the link. Where no job needs the link, few of these words ask for an answer.
 
         Not sooner than a dial may take where nothing was answered yet: the other end makes the link half a round trip
         later, and speaks only then. And not where this daemon itself stood still, as on a laptop that was asleep: then
@@ -477,11 +481,14 @@ class Links:
         interval_s = min(HEARTBEAT_INTERVAL_S, self._patience_s / 4)
         say_at_s = time.monotonic() + interval_s
         measuring: asyncio.Task[None] | None = None
+        beats = 0
         while not connection.closing:
             began_s = time.monotonic()
             if began_s >= say_at_s:
                 say_at_s = began_s + interval_s
-                if measuring is None or measuring.done():
+                beats += 1
+                known = len(link.round_trips_s) == ROUND_TRIPS and link.device not in self._needed
+                if (measuring is None or measuring.done()) and (not known or beats % IDLE_BEATS == 0):
                     measuring = self._tasks.spawn(self._measure(link), f"round trip to {link.hello.name}")
                 else:
                     connection.notify(Heartbeat())
@@ -504,7 +511,7 @@ class Links:
                 await link.connection.request(Heartbeat(), timeout_s=limits.PATIENCE_S_MAX, name="heartbeat")
         except (ConnectionEnded, TimeoutError):  # it ends, or is so slow that the next one may measure it
             return
-        link.round_trips_s = (*link.round_trips_s[-2:], time.monotonic() - began_s)
+        link.round_trips_s = (*link.round_trips_s[1 - ROUND_TRIPS :], time.monotonic() - began_s)
         link.rtt_s = statistics.median_low(link.round_trips_s)
 
     def _violated(self, device: str, reason: str) -> None:

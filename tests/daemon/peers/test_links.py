@@ -422,12 +422,46 @@ async def test_silence_while_this_device_stood_still_is_its_own(
     said: list[Wire] = []
     connection = SimpleNamespace(closing=False, last_received_s=now_s, notify=said.append, close=close)
     tasks = SimpleNamespace(spawn=lambda _measure, _name: SimpleNamespace(done=lambda: False))
-    links = SimpleNamespace(_patience_s=0.5, _tasks=tasks, _measure=lambda _link: None)
-    link = SimpleNamespace(connection=connection, rtt_s=0.001, hello=SimpleNamespace(name="bert"))
+    links = SimpleNamespace(_patience_s=0.5, _tasks=tasks, _measure=lambda _link: None, _needed=frozenset())
+    link = SimpleNamespace(
+        device="b", connection=connection, rtt_s=0.001, round_trips_s=(), hello=SimpleNamespace(name="bert")
+    )
     await Links._keep_alive(cast(Any, links), cast(Any, link))
     assert closed == ([] if slept_s else ["silent for 0.5 s"])
     assert slept_s or sum(waits) == 0.5, "it is noticed at that very instant"
     assert slept_s or said == [Heartbeat()] * 2, "and three intervals before it this side spoke, though nobody answers"
+
+
+@pytest.mark.parametrize(("needed", "asked"), [(True, 24), (False, 6)], ids=["by a job", "by none"])
+@pytest.mark.asyncio
+async def test_a_link_that_no_job_needs_costs_little(needed: bool, asked: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each side still speaks four times a patience; three round trips are measured at once, then every eighth beat
+    asks for an answer, and with a job each."""
+    now_s, measured, said = 1000.0, list[str](), list[Wire]()
+
+    async def sleep(wait_s: float) -> None:
+        nonlocal now_s
+        now_s = connection.last_received_s = now_s + wait_s
+        connection.closing = len(said) + len(measured) >= 24
+
+    def spawn(_measure: None, name: str) -> Any:
+        measured.append(name)
+        link.round_trips_s = (*link.round_trips_s[-2:], 0.001)
+        return SimpleNamespace(done=lambda: True)
+
+    monkeypatch.setattr(meshtraind.peers.links, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(meshtraind.peers.links, "asyncio", SimpleNamespace(sleep=sleep))
+    connection = SimpleNamespace(closing=False, last_received_s=now_s, notify=said.append)
+    links = SimpleNamespace(
+        _patience_s=5.0, _tasks=SimpleNamespace(spawn=spawn), _measure=lambda _link: None,
+        _needed=frozenset({"b"} if needed else ()),
+    )  # fmt: skip
+    link = SimpleNamespace(
+        device="b", connection=connection, rtt_s=0.001, round_trips_s=(), hello=SimpleNamespace(name="bert")
+    )
+    await Links._keep_alive(cast(Any, links), cast(Any, link))
+    assert (len(measured), len(said)) == (asked, 24 - asked)
+    assert now_s - 1000.0 == pytest.approx(25 * 5.0 / 4)
 
 
 @pytest.mark.asyncio
