@@ -1,5 +1,6 @@
 """How fast a job is: beside one laptop alone, and beside what was predicted when its settings were chosen."""
 
+from meshwire.job_figures import samples_s
 from meshwire.messages.job import JobSummary
 from meshwire.sync_modes.codec_changes import newest_codec
 from meshwire.text import printable
@@ -8,21 +9,12 @@ SLOWER = 0.75  # of what was predicted: nine of ten predictions are nearer than 
 SLOWER_FOR_S = 60.0  # before it is told: evaluations and checkpoints take less
 
 
-def measured_samples_s(job: JobSummary) -> float | None:
-    """Samples a second of all ranks together, by their newest reports, waits included; None while one of those that
-    compute has not told, or where samples are not dealt."""
-    reports = {report.rank: report.metrics for report in job.ranks}
-    counting = [reports.get(rank) for rank in job.learning] or list(reports.values())
-    rates = [0.0 if each is None else each.throughput_samples_s for each in counting]
-    return sum(rates) if rates and min(rates) > 0 else None
-
-
 def speed_text(job: JobSummary) -> str | None:
     """How many samples a second, and how many times those of the fastest laptop alone; None while that is not known.
 
     Alone is what was predicted for it, else what the fastest does while it computes: alone it would do a little less.
     """
-    measured = measured_samples_s(job)
+    measured = samples_s(job)
     if measured is None:
         return None
     alone = max((report.metrics.samples_per_s for report in job.ranks), default=0.0)
@@ -33,7 +25,7 @@ def speed_text(job: JobSummary) -> str | None:
 
 def prediction_text(job: JobSummary) -> str | None:
     """Both in a line; None where nothing was predicted, or nothing was measured."""
-    measured_s = measured_samples_s(job)
+    measured_s = samples_s(job)
     if job.prediction is None or measured_s is None:
         return None
     predicted_s, alone_s = job.prediction.samples_s, job.prediction.alone_samples_s
@@ -56,7 +48,7 @@ class SpeedWatch:
         codec = newest_codec(job.codec or "", job.codecs)
         if codec != self._codec:
             self._codec, self._since_s, self._told = codec, None, False
-        measured_s = measured_samples_s(job)
+        measured_s = samples_s(job)
         if job.prediction is None or measured_s is None or measured_s >= SLOWER * job.prediction.samples_s:
             self._since_s = None
             return None

@@ -7,8 +7,9 @@ from collections.abc import Collection, Sequence
 
 from meshtrain.following.shown_text import human_seconds, human_step
 from meshtrain.following.speed import speed_text
+from meshwire.job_figures import mean_values
 from meshwire.jobs.lifecycle import TERMINAL_STATES
-from meshwire.messages.job import JobSummary, Metrics, Stage
+from meshwire.messages.job import JobSummary, Stage
 from meshwire.peer_news import part_of, with_names
 from meshwire.text import printable
 
@@ -57,7 +58,9 @@ def status_text(job: JobSummary, lasting: Collection[int] = (), left_s: float | 
     if (epochs := max(one.epochs for one in metrics)) > 0:
         number = math.ceil(epochs)
         parts.append(f"epoch {number}, {epochs - number + 1:.0%}")
-    parts += [f"{printable(name)} {value:.4g}" for name, value in mean_values(metrics)[:VALUES_SHOWN]]
+    parts += [
+        f"{printable(name)} {value:.4g}" for name, value in mean_values(one.values for one in metrics)[:VALUES_SHOWN]
+    ]
     slowest_s = max(one.step_s for one in metrics)
     if (speed := speed_text(job)) is not None:
         parts.append(speed)
@@ -113,15 +116,6 @@ class TimeLeft:
         if not last or planned <= last or last - first < RATE_ROUNDS_MIN or last_s <= first_s:
             return None
         return (planned - last) * (last_s - first_s) / (last - first)
-
-
-def mean_values(metrics: Sequence[Metrics]) -> list[tuple[str, float]]:
-    """The script's own values, averaged over the ranks that have them, in order of appearance."""
-    values: dict[str, list[float]] = {}
-    for one in metrics:
-        for name, value in one.values:
-            values.setdefault(name, []).append(value)
-    return [(name, sum(column) / len(column)) for name, column in values.items()]
 
 
 def waits(job: JobSummary) -> dict[int, str]:

@@ -3,7 +3,8 @@ takes."""
 
 from collections.abc import Mapping, Sequence
 
-from meshtrain.following.status_line import mean_values, newest_round
+from meshtrain.following.status_line import newest_round
+from meshwire.job_figures import mean_values
 from meshwire.messages.job import JobSummary
 
 POINTS_MAX = 1000
@@ -28,7 +29,7 @@ class Curves:
         """Takes a look at the job. Returns whether there is another point."""
         round_ = newest_round(job)
         taken = False
-        for name, value in mean_values([report.metrics for report in job.ranks]):
+        for name, value in mean_values(report.metrics.values for report in job.ranks):
             if name not in self._points and len(self._points) >= NAMES_MAX:
                 continue
             points = self._points.setdefault(name, [])

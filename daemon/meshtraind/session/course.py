@@ -14,6 +14,7 @@ from meshtraind.peers.node import Node
 from meshtraind.runtime.open_below import open_below, read_below
 from meshtraind.storage.job_record import Job
 from meshwire import limits
+from meshwire.job_figures import mean_values, samples_s
 from meshwire.messages.course import CoursePoint, CoursePresence, JobCourse
 from meshwire.messages.job import JobSpec, JobSummary, Metrics, Rank
 from meshwire.messages.link import Software
@@ -80,13 +81,12 @@ class CourseKeeper:
             self._points.pop()
         if last < 1 or (self._points and last < self._points[-1].round + self._stride):
             return
-        rates = [reports[rank].throughput_samples_s if rank in reports else 0.0 for rank in summary.learning]
         self._points.append(
             CoursePoint(
                 at_s=now_s,
                 round=last,
-                values=_means(reports),
-                samples_s=sum(rates) if rates and min(rates) > 0 else None,
+                values=_finite_means(reports),
+                samples_s=samples_s(summary),
                 sent_bytes=sum(metrics.sent_bytes for metrics in reports.values()),
                 learning=len(summary.learning),
             )
@@ -114,13 +114,11 @@ class CourseKeeper:
         return self.course().pack()
 
 
-def _means(reports: Mapping[Rank, Metrics]) -> tuple[tuple[str, float], ...]:
-    columns: dict[str, list[float]] = {}
-    for rank in sorted(reports):
-        for name, value in reports[rank].values:
-            if math.isfinite(value) and (name in columns or len(columns) < limits.COURSE_VALUES_MAX):
-                columns.setdefault(name, []).append(value)
-    return tuple((name, sum(column) / len(column)) for name, column in columns.items())
+def _finite_means(reports: Mapping[Rank, Metrics]) -> tuple[tuple[str, float], ...]:
+    finite = (
+        [(name, value) for name, value in reports[rank].values if math.isfinite(value)] for rank in sorted(reports)
+    )
+    return tuple(mean_values(finite))[: limits.COURSE_VALUES_MAX]
 
 
 def described(spec: JobSpec, codecs: Sequence[CodecChange] = ()) -> tuple[tuple[str, str], ...]:

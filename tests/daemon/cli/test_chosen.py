@@ -13,7 +13,8 @@ from meshtrain.cli.planning.linked_mesh import LinkedMesh
 from meshtrain.cli.planning.other_programs import OtherPrograms
 from meshtrain.cli.submission.measuring import NotMeasured
 from meshtrain.cli.ui.errors import CliError
-from meshtrain.following.speed import SLOWER_FOR_S, SpeedWatch, measured_samples_s, prediction_text, speed_text
+from meshtrain.following.speed import SLOWER_FOR_S, SpeedWatch, prediction_text, speed_text
+from meshwire.job_figures import samples_s
 from meshwire.messages.job import Fetch, Fetched, Metrics, Prediction, RankReport
 from meshwire.messages.local import GetJobs, GetStatus, MeasureLinks, Submit, Watch, Watched
 from meshwire.planning.choose import Pinned
@@ -412,10 +413,10 @@ def report(rank: int, throughput_samples_s: float, samples_per_s: float = 0.0) -
 def test_what_was_predicted_stands_beside_what_is_measured() -> None:
     ranks = (report(0, 40.0), report(1, 20.0))
     job = summary(ranks=ranks, learning=(0, 1), prediction=Prediction(samples_s=80.0, alone_samples_s=50.0))
-    assert measured_samples_s(job) == pytest.approx(60)
+    assert samples_s(job) == pytest.approx(60)
     assert prediction_text(job) == "predicted 80 samples/s, measured 60: 75% of it, 1.20x one laptop alone"
-    assert measured_samples_s(summary(ranks=ranks, learning=(0, 1, 2))) is None, "one has not told"
-    assert measured_samples_s(summary(ranks=(report(0, 0.0),))) is None, "samples are not dealt"
+    assert samples_s(summary(ranks=ranks, learning=(0, 1, 2))) is None, "one has not told"
+    assert samples_s(summary(ranks=(report(0, 0.0),))) is None, "samples are not dealt"
     assert prediction_text(summary(ranks=ranks)) is None
 
 
