@@ -1,6 +1,7 @@
 """Rounds that are played over a network take what a pencil says: for rings, stars, cells, latencies and overlap."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -133,6 +134,24 @@ def test_processors_take_their_turn() -> None:
     # encode the first half, add the other's to the second, encode the mean, decode the first half's
     assert max(round_.finished_s) == pytest.approx(4 * 0.5, rel=1e-6)
     assert round_.processor_s == pytest.approx((2.0, 2.0))
+
+
+def test_a_hub_has_nothing_of_its_own_to_prepare() -> None:
+    """H1: from the first part that comes it computes with others' parts alone."""
+    network = cables(3)
+    (load,) = loads(1)
+    heavy = [replace(load, prepare_s=5.0)]
+    with_hub = playback("star:2", 3).play(heavy, [[0.0], [0.0], None], network)
+    assert with_hub.processor_s == (5.0, 5.0, 0.0)
+    assert playback("star:2", 3).play(heavy, [[0.0]] * 3, network).processor_s[2] == 5.0
+
+
+@pytest.mark.parametrize("part", [0.25, 4.0])
+def test_at_another_rate_links_and_air_carry_another_part(part: float) -> None:
+    for network in (cables(4), cell(4), cell(4, wired=1)):
+        usual, other = played("ring", network), played("ring", network.at_rate(part))
+        assert other.finished_s == pytest.approx([each / part for each in usual.finished_s])
+        assert network.at_rate(part).air_bytes_s == (None if network.air_bytes_s is None else RATE * part)
 
 
 def test_a_bucket_that_follows_from_another_waits_for_it() -> None:

@@ -77,11 +77,11 @@ def test_slower_links_bring_a_codec_that_sends_less_and_the_first_one_is_tried_a
     assert told.why is Why.SLOWER
     assert told.step_s == pytest.approx(true_s("fp16", 0.125, FAST_LINKS_S))
     assert told.expected_s == pytest.approx(true_s("int4:sr", 0.125, FAST_LINKS_S), rel=0.3)
-    assert job.run(4 * 3600) == ["fp16", "int4:sr"] * 5, "after 5, 10, 20, 40 and 80 minutes"
+    assert job.run(2600) == ["fp16", "int4:sr"] * 3, "after 5, 10 and 20 minutes"
     assert job.asked[1].why is Why.AGAIN
     rate[0] = 1.0
-    assert job.run(4 * 3600) == ["fp16"]
-    assert job.run(4 * 3600) == []
+    assert job.run(2600) == ["fp16"]
+    assert job.run(600) == []
 
 
 def test_where_steps_show_that_links_carry_more_it_goes_over_at_once() -> None:
@@ -146,15 +146,32 @@ def test_a_look_holds_two_periods() -> None:
 
     def period(_codec: str, _: float) -> float:
         steps[0] += 1
-        return 30.0 if steps[0] % 20 == 0 else 0.1
+        return 10.0 if steps[0] % 20 == 0 else 1.2
 
     job = Job("fp16", period, period=20)
     job.run(200)
     assert job._replanner._looks, "of 40 steps or so"
-    assert all(each == pytest.approx(1.6, rel=0.4) for each in job._replanner._looks)
+    assert all(each == pytest.approx((19 * 1.2 + 10) / 20, rel=0.1) for each in job._replanner._looks)
 
 
-@settings(max_examples=15)
+def test_a_learner_that_was_started_again_is_looked_at_from_then_on() -> None:
+    """Its steps count from 1."""
+    job = Job("fp16", lambda codec, _: true_s(codec, 0.25))
+    job.step = 10_000
+    job.run(50)
+    job.step = 0
+    assert job.run((LOOKS + 1) * (LOOK_S + 5)) == ["int4:sr"]
+
+
+def test_a_lower_rate_is_never_faster() -> None:
+    """Where a prediction has it so, by a hair, the rate that was seen would be none."""
+    bent = CodecForecast(codec="fp16", step_s=(1.0, 1.2, 1.1, 1.3, 2.0, 4.0, 8.0, 16.0))
+    forecast = StepForecast(compute_s=1.0, codecs=(bent,))
+    takes_s = [round(forecast.step_s("fp16", 4.0 / 2 ** (at / 10)), 9) for at in range(71)]
+    assert takes_s == sorted(takes_s)
+
+
+@settings(max_examples=10)
 @given(
     st.sampled_from(list(SENDS_S)),
     st.floats(min(RATES), max(RATES)),
@@ -169,9 +186,9 @@ def test_it_comes_to_rest_near_the_best(first: str, rate: float, noise: list[flo
         return true_s(codec, rate) * noise[steps[0] // 20 % 7]
 
     job = Job(first, noisy)
-    assert len(job.run(4000)) <= 7, "one, and three times there and back"
+    assert len(job.run(1500)) <= 5, "one, and twice there and back"
     began_s, began = job.now_s, job.step
-    assert len(job.run(2000)) <= 2
+    assert len(job.run(1200)) <= 2
     best_s = min(true_s(codec, rate) for codec in SENDS_S)
     unchanged = first == job.codec and true_s(first, rate) < 1.6 * true_s(first, 1.0)
     assert unchanged or (job.now_s - began_s) / (job.step - began) <= 1.8 * best_s
