@@ -58,6 +58,8 @@ class SpeedWatch:
         self._told = True
         told = f"for a minute it has made {measured_s / job.prediction.samples_s:.0%} of what was predicted"
         step = job.prediction.step
+        if job.codecs and job.codecs[-1].by == "plan":
+            return f"{told}, also with {printable(codec)}: meshtrain doctor says why the network has become slower"
         if step is not None and not any(one.by == "person" for one in job.codecs):
             return (
                 f"{told}: where the network has become slower, it goes over to a codec that sends less by itself, if "

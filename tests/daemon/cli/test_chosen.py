@@ -482,3 +482,8 @@ def test_a_job_that_stays_slower_than_predicted_is_told_of_once_for_each_codec()
     for now_s in (0.0, SLOWER_FOR_S):
         told = watch.look(slow.model_copy(update={"prediction": by_itself}), now_s)
     assert "by itself" in (told or "")
+    gone_over = slow.model_copy(
+        update={"prediction": by_itself, "codecs": (CodecChange(first=9, codec="int8", by="plan"),)}
+    )
+    assert watch.look(gone_over, 2 * SLOWER_FOR_S) is None
+    assert "also with int8" in (watch.look(gone_over, 3 * SLOWER_FOR_S) or "")

@@ -6,11 +6,13 @@ from typing import Any, cast
 import pytest
 
 from meshtraind.session.codec_choice import CodecChoice, slowness
+from meshtraind.session.session import JobSession
 from meshtraind.storage.job_record import Job
+from meshtraind.transport.connection import RequestFailed
 from meshwire.jobs.lifecycle import JobState
 from meshwire.messages.job import JobSummary, Member, Metrics, Prediction, RankReport
-from meshwire.planning.replan import RATES, CodecForecast, StepForecast
-from meshwire.sync_modes.codec_changes import CodecChange
+from meshwire.planning.replan import RATES, CodecForecast, Replanned, StepForecast, Why
+from meshwire.sync_modes.codec_changes import CodecChange, CodecWish
 
 JOB = "0" * 11 + "1"
 MEMBERS = tuple(Member(device=f"{rank:064x}", incarnation=1, name=name) for rank, name in enumerate(("anna", "bert")))
@@ -81,3 +83,38 @@ def test_the_slowest_member_tells_how_slow_computing_is() -> None:
     for unknown in (report(1, batch=0), report(1, samples_per_s=0.0)):
         assert slowness(summary(ranks=(unknown,)), STEP) == 1.0
     assert asked(slow) == []
+
+
+@pytest.mark.asyncio
+async def test_what_is_chosen_is_asked_for_as_the_plans_own(caplog: pytest.LogCaptureFixture) -> None:
+    """And where the members do not agree, the job goes on as it is."""
+    session = JobSession.__new__(JobSession)
+    wishes: list[CodecWish] = []
+    spawned: list[Any] = []
+    chosen: list[Replanned | None] = [Replanned("int8", Why.SLOWER, 5.0, 3.0, 0.25), None]
+    seen: list[tuple[int, float]] = []
+
+    async def change_codec(wish: CodecWish) -> None:
+        wishes.append(wish)
+        raise RequestFailed("the members have not agreed within 60 s")
+
+    def look(_summary: JobSummary, step: int, now_s: float) -> Replanned | None:
+        seen.append((step, now_s))
+        return chosen.pop(0)
+
+    session.job = cast(Job, SimpleNamespace(spec=SimpleNamespace(job=JOB)))
+    session._choice = cast(CodecChoice, SimpleNamespace(look=look))
+    session._metrics = cast(Any, SimpleNamespace(step=7))
+    session._tasks = cast(Any, SimpleNamespace(spawn=lambda coroutine, _name: spawned.append(coroutine)))
+    session.change_codec = change_codec  # type: ignore[method-assign, assignment]
+    session._changes_codec = True
+    session._choose_codec(summary())
+    assert not seen, "somebody is about to change it"
+    session._changes_codec = False
+    session._choose_codec(summary())
+    session._choose_codec(summary())
+    assert [step for step, _ in seen] == [7, 7]
+    (asking,) = spawned
+    await asking
+    assert wishes == [CodecWish(codec="int8", by="plan")]
+    assert "stays with its codec: the members have not agreed" in caplog.text
