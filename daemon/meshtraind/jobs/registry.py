@@ -36,7 +36,7 @@ SESSION = "meshtraind.session.session"
 
 
 def _load(_check: Check) -> None:
-    """Some hundred files and numpy, 25 MB that an idle daemon does not need, in a thread: links go on meanwhile."""
+    """Some hundred files, which a daemon does without until then, in a thread: links go on meanwhile."""
     importlib.import_module(SESSION)
 
 

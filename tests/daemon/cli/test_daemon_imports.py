@@ -24,7 +24,7 @@ def test_a_hub_needs_no_torch() -> None:
 
 
 def test_an_idle_daemon_has_not_loaded_what_jobs_take() -> None:
-    """numpy and the rounds are 25 MB: of a laptop that trains nothing now, an owner wants those back."""
+    """A laptop that trains nothing now has its daemon up sooner, and some MB back."""
     code = "import sys, meshtraind.app; print([n for n in ('numpy', 'meshtraind.session.session') if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
