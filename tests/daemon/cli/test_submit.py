@@ -18,6 +18,7 @@ from meshtrain.cli.submission.shipping import pack
 from meshtrain.cli.ui.errors import CliError
 from meshtrain.cli.ui.progress import Stages
 from meshtrain.packing.shipped_folders import data_place
+from meshtraind.jobs.spec import make_spec, spec_again
 from meshtraind.jobs.submission import Submission
 from meshtraind.transport.requests import RequestFailed
 from meshwire.codecs.registry import FAMILIES, FP32, parse_codec
@@ -27,7 +28,7 @@ from meshwire.memory_layout.footprint import Measurement, ModelSize
 from meshwire.message_base import Wire
 from meshwire.messages.config import NotifyOfJob
 from meshwire.messages.envelope import Done, Failure
-from meshwire.messages.job import Member
+from meshwire.messages.job import BlobRef, Member
 from meshwire.messages.link import AskLinked, LinkedDevices
 from meshwire.messages.local import (
     GetJobs,
@@ -629,3 +630,11 @@ def test_a_module_is_measured_as_python_m_runs_it(package: Path, tmp_path: Path)
     with pytest.raises(NotMeasured, match=r"^shop/train\.py ended before"), Stages() as stages:
         trace(package, "shop/train.py", ("--x",), {}, None, stages, module="shop.train")
     assert seen.read_text() == "shop ['--x']"
+
+
+def test_a_job_that_goes_on_runs_its_module_again(tmp_path: Path) -> None:
+    body = submission(tmp_path, "pass", as_module=True)
+    files = BlobRef(sha256=bytes(32), size_bytes=1)
+    spec = make_spec(body, sync_settings("bsp"), "a" * 64, files, None)
+    assert spec.as_module
+    assert spec_again(spec, None, "b" * 64).as_module
