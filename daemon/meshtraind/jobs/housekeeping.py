@@ -78,7 +78,7 @@ class Housekeeper:
         try:
             size_bytes = await asyncio.to_thread(remove, folder)
         except FileNotFoundError:
-            raise RequestFailed(f"nothing of job {id_} lies on this device any more, or ever did") from None
+            raise RequestFailed(f"nothing of job {id_} lies on this device") from None
         except OSError as error:  # a job may have made folders that nobody may write
             where = error.filename or folder
             raise RequestFailed(f"{where} cannot be deleted: {error.strerror or error}; delete it by hand") from error

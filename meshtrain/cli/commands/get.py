@@ -253,9 +253,13 @@ def _show(
         print(printable(str(target)))
     fetched = [file for file in wanted.values() if (file.rank, file.path) not in gone]
     if here:
-        before = f", {len(here) - len(fetched)} were here already" if len(fetched) < len(here) else ""
+        old, where = len(here) - len(fetched), f"below {printable(str(folder))}"
+        before = f"{_files(old) if not fetched else old} {'was' if old == 1 else 'were'} here already"
+        if not fetched:
+            say(f"Nothing is new: {before}, {where}")
+            return
         size = human_bytes(sum(file.size_bytes for file in fetched))
-        say(f"{_files(len(fetched))} fetched, {size}, below {printable(str(folder))}{before}")
+        say(f"{_files(len(fetched))} fetched, {size}, {where}{f', {before}' if old else ''}")
 
 
 def _lines(job: JobSummary, missing: Mapping[int, str], lacking: Sequence[OutputFile]) -> list[str]:

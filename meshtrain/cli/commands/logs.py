@@ -100,7 +100,7 @@ def _chosen(summary: JobSummary, typed: str | None) -> list[int]:
 
 def _show(client: Client, summary: JobSummary, ranks: Sequence[int], part: LogPart) -> None:
     failed: list[str] = []
-    hint = "meshtrain peers"
+    hint = None if summary.expired_at_s is not None else "meshtrain peers"
     with View([member.name for member in summary.members], ranks, raw=part.raw, times=part.times) as view:
         for rank in ranks:
             try:

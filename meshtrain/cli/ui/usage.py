@@ -39,4 +39,5 @@ def _told() -> Iterator[None]:
 
 
 def _show(error: Any, file: object = None) -> None:  # noqa: ARG001 - as click calls it
-    show_error(error.format_message(), None if error.ctx is None else f"{error.ctx.command_path} --help")
+    typed = "meshtrain" if error.ctx is None else error.ctx.command_path
+    show_error(error.format_message(), f"{typed} --help")

@@ -262,8 +262,8 @@ def test_a_log_that_cannot_be_had_is_no_reason_against_a_report(endpoint: Endpoi
     endpoint.answers[Fetch] = fetch
     assert run("report", "-o", "r.html", "--data-dir", str(endpoint.data_dir)).exit_code == 0
     html = (tmp_path / "r.html").read_text()
-    assert "<h3>0 anna</h3>\n<pre>red\nlast</pre>" in html
-    assert "<h3>1 bert</h3>\n<pre>(not here: bert is not linked now)</pre>" in html
+    assert '<h3>0 anna</h3>\n<pre tabindex="0">red\nlast</pre>' in html
+    assert '<h3>1 bert</h3>\n<pre tabindex="0">(not here: bert is not linked now)</pre>' in html
 
 
 def test_a_page_of_the_longest_course_is_of_a_size_to_be_sent() -> None:

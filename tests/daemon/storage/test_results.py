@@ -149,7 +149,7 @@ async def test_a_person_is_rid_of_what_one_job_has_left_and_of_nothing_else(tmp_
         gone = {job.id: summary_of(job).expired_at_s for job in history.newest()}
         assert gone[young.id] is gone[running.id] is None
         assert (gone[old.id] or 0) >= now_s
-        with pytest.raises(RequestFailed, match=f"nothing of job {old.id} lies on this device any more"):
+        with pytest.raises(RequestFailed, match=f"nothing of job {old.id} lies on this device"):
             await router.housekeeper.remove(old.id)
         with pytest.raises(RequestFailed, match=f"job {running.id} has not ended .* meshtrain cancel {running.id}"):
             await router.housekeeper.remove(running.id)
