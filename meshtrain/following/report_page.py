@@ -27,7 +27,7 @@ color:#24292f;background:#fff}
 h1{font-size:1.5rem;margin:0}h2{font-size:1.05rem;margin:2rem 0 .5rem}.dim{color:#59636e}
 .well{color:#116329}.ill{color:#a40e26}
 table{border-collapse:collapse;width:100%}th,td{text-align:left;padding:.2rem .8rem .2rem 0;vertical-align:top;
-border-bottom:1px solid #d8dee4}th{font-weight:600}
+border-bottom:1px solid #d8dee4}th{font-weight:600}th[scope=row]{white-space:nowrap}
 .scroll{overflow-x:auto}pre{overflow-x:auto;background:#f6f8fa;padding:.6rem .8rem;border-radius:6px;font-size:13px}
 svg{width:100%;height:auto;max-width:100%}
 @media(prefers-color-scheme:dark){body{color:#e6edf3;background:#0d1117}.dim{color:#9da7b1}pre{background:#161b22}
