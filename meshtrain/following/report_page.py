@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from meshtrain.following.shown_text import clock_text, human_seconds, printable_lines
 from meshtrain.following.speed import prediction_text, speed_text
+from meshtrain.following.status_line import trains_in_groups
 from meshtrain.following.watching import has_ended, outcome_lines
 from meshtrain.pictures.curves_picture import PANELS_MAX, curves_svg
 from meshtrain.pictures.presence_picture import Spell, presence_svg
@@ -126,6 +127,9 @@ def _curves(course: JobCourse) -> Iterator[str]:
         ],
     }
     curves |= {name: curve for name, curve in ours.items() if curve and name not in curves}
+    if trains_in_groups(course.summary):
+        yield "<p>The scripts exchanged by torch.distributed: of their steps and losses nothing is known here.</p>"
+        return
     if not points:
         yield "<p>No round was completed while this device looked.</p>"
         return
@@ -180,8 +184,7 @@ def _devices(course: JobCourse) -> Iterator[str]:
             (
                 f"{rank} {printable(member.name)}",
                 part_of(job, rank),
-                f"{metrics.step:,}",
-                f"{metrics.samples:,}",
+                *(("-", "-") if metrics.stage == "process group" else (f"{metrics.step:,}", f"{metrics.samples:,}")),
                 human_bytes(metrics.sent_bytes),
                 human_seconds(metrics.exposed_s),
                 "not known"

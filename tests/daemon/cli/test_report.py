@@ -201,6 +201,16 @@ def test_each_devices_figures_are_its_own() -> None:
     assert anna[6] == "meshtrain 0.1.0, Python 3.11.7, torch 2.13.0, Linux x86_64"
 
 
+def test_a_job_of_process_groups_has_no_figures_of_steps() -> None:
+    """P5."""
+    metrics = Metrics(stage="process group", sent_bytes=3 << 20)
+    ranks = (RankReport(job=JOB, rank=0, state="succeeded", metrics=metrics),)
+    html = report_html(course_of(summary(ranks=ranks), points=()), {}, "1", BEGAN_S)
+    assert "The scripts exchanged by torch.distributed" in html
+    assert "No round" not in html
+    assert rows(html, "Devices")[1][2:5] == ["-", "-", "3.0 MiB"]
+
+
 def test_who_was_there_when_is_told_change_by_change() -> None:
     html = report_html(course_of(summary()), {}, "1", BEGAN_S + 1000)
     assert rows(html, "Who was there when")[1:] == [
