@@ -158,7 +158,7 @@ def test_a_daemon_that_returns_late_in_a_long_job_goes_on_as_coarsely(
     first = keeper(job)
     for round_ in range(1, 30):
         job.at(round_)
-        first.look(float(round_))
+        first.look(job.summary(), float(round_))
     packed = first.to_save(0.0, 30.0)
     assert packed is not None
     save_course(job.folder, packed)
@@ -170,7 +170,7 @@ def test_a_daemon_that_returns_late_in_a_long_job_goes_on_as_coarsely(
     assert apart > 1
     for round_ in (before[-1] + 1, before[-1] + apart):
         job.at(round_)
-        second.look(float(round_))
+        second.look(job.summary(), float(round_))
     kept = second.course()
     assert [point.round for point in kept.points] == [*before, before[-1] + apart], "not every round again"
     assert dict(kept.software) == {0: SOFTWARE, 1: SOFTWARE}, "of who is away now, too"
