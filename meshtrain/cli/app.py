@@ -11,18 +11,20 @@ from meshtrain.cli.commands.doctor import doctor
 from meshtrain.cli.commands.exchange import codecs, topology
 from meshtrain.cli.commands.get import get
 from meshtrain.cli.commands.init import init
-from meshtrain.cli.commands.jobs import cancel, change, jobs, leave
+from meshtrain.cli.commands.jobs import cancel, change, jobs, leave, rm
 from meshtrain.cli.commands.logs import logs, report
 from meshtrain.cli.commands.mesh import pair, peers, status, unpair
 from meshtrain.cli.commands.planning import plan, whatif
 from meshtrain.cli.commands.submit import submit
 from meshtrain.cli.commands.top import metrics, top
 from meshtrain.cli.ui.options import Grouped, examples
+from meshtrain.cli.ui.usage import MeshtrainGroup
 from meshtrain.cli.version import root, version
 
 SETTINGS = {"help_option_names": ["--help", "-h"]}
 
 app = typer.Typer(
+    cls=MeshtrainGroup,
     help="Train one PyTorch script on all the laptops you own.",
     epilog=examples("meshtrain up", "meshtrain pair", "meshtrain init --example gpt", "meshtrain submit train.py"),
     context_settings=SETTINGS,
@@ -64,6 +66,7 @@ app.command(epilog=examples("meshtrain init", "meshtrain init --example mlp disc
 app.command(
     epilog=examples(
         "meshtrain submit train.py --epochs 3",
+        "meshtrain submit -m package.train --epochs 3",
         "meshtrain submit --quality exact train.py",
         "meshtrain submit --data data --codec fp16 train.py",
         "meshtrain submit --codec topk:0.01+fp16 train.py",
@@ -84,6 +87,7 @@ app.command(
 app.command(
     epilog=examples(
         "meshtrain plan train.py",
+        "meshtrain plan -m package.train",
         "meshtrain plan --quality fast train.py --batch-size 32",
         "meshtrain plan --json --measure train.py",
     ),
@@ -107,9 +111,12 @@ app.command(
 app.command(epilog=examples("meshtrain report", "meshtrain report x7k -o report.html"))(report)
 app.command(epilog=examples("meshtrain checkpoints", "meshtrain checkpoints x7k --json"))(checkpoints)
 app.command(epilog=examples("meshtrain cancel x7k", "meshtrain cancel --now x7k p4w"))(cancel)
+app.command(epilog=examples("meshtrain rm x7k", "meshtrain rm --yes x7k p4w"))(rm)
 app.command(epilog=examples("meshtrain change x7k --codec int8", "meshtrain change x7k --codec topk:0.01"))(change)
 app.command(epilog=examples("meshtrain leave x7k"))(leave)
-app.command(epilog=examples("meshtrain get", "meshtrain get x7k rank0/model.pt -o results"))(get)
+app.command(
+    epilog=examples("meshtrain get", "meshtrain get x7k rank0/model.pt -o results", "meshtrain get x7k --json")
+)(get)
 app.command(
     epilog=examples(
         "meshtrain demo",
@@ -130,7 +137,7 @@ app.command(
         "meshtrain topology hierarchical:3 --peers 5 --svg groups.svg",
     )
 )(topology)
-app.command(epilog=examples("meshtrain version"))(version)
+app.command(epilog=examples("meshtrain version", "meshtrain version --json"))(version)
 
 # Where fingers know docker or a scheduler; `--help` lists each command once.
 app.command("ps", hidden=True)(jobs)

@@ -108,7 +108,7 @@ class DemoResult:
     losses: tuple[float, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """The last line of `meshtrain demo --json`."""
+        """What `meshtrain demo --json` prints."""
         plain = asdict(self)
         del plain["losses"]
         return {**plain, "seconds": round(self.seconds, 3)}

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from meshtrain.following.shown_text import clock_text, human_seconds, printable_lines
 from meshtrain.following.speed import prediction_text, speed_text
+from meshtrain.following.status_line import trains_in_groups
 from meshtrain.following.watching import has_ended, outcome_lines
 from meshtrain.pictures.curves_picture import PANELS_MAX, curves_svg
 from meshtrain.pictures.presence_picture import Spell, presence_svg
@@ -27,7 +28,7 @@ color:#24292f;background:#fff}
 h1{font-size:1.5rem;margin:0}h2{font-size:1.05rem;margin:2rem 0 .5rem}.dim{color:#59636e}
 .well{color:#116329}.ill{color:#a40e26}
 table{border-collapse:collapse;width:100%}th,td{text-align:left;padding:.2rem .8rem .2rem 0;vertical-align:top;
-border-bottom:1px solid #d8dee4}th{font-weight:600}
+border-bottom:1px solid #d8dee4}th{font-weight:600}th[scope=row]{white-space:nowrap}
 .scroll{overflow-x:auto}pre{overflow-x:auto;background:#f6f8fa;padding:.6rem .8rem;border-radius:6px;font-size:13px}
 svg{width:100%;height:auto;max-width:100%}
 @media(prefers-color-scheme:dark){body{color:#e6edf3;background:#0d1117}.dim{color:#9da7b1}pre{background:#161b22}
@@ -52,12 +53,12 @@ def report_html(course: JobCourse, log_ends: Mapping[int, str], made_by: str, no
     body = [
         f"<h1>{escape(title)}</h1>",
         f'<p class="{kind}"><strong>{_text(head if ended else f"job {job.job} is {job.state}")}</strong></p>',
-        *([f"<pre>{_text(chr(10).join(rest))}</pre>"] if rest and ended else []),
+        *([_lines(chr(10).join(rest))] if rest and ended else []),
         *_lead(course, now_s),
         *_section("Loss, speed, devices and bytes, by round", _curves(course)),
         *_section("Who was there when", _presence(course, now_s)),
         *_section("Devices", _devices(course)),
-        *_section("Settings", _table((), course.settings)),
+        *_section("Settings", _table("Settings", (), course.settings)),
         *_section("The end of each log", _logs(course, log_ends)),
         f'<p class="dim">Made by meshtrain {escape(made_by)} on {clock_text(now_s)}. All of the logs: '
         f"<code>meshtrain logs {job.job}</code>; what the scripts wrote: <code>meshtrain get {job.job}</code></p>",
@@ -79,14 +80,19 @@ def _text(text: str) -> str:
     return escape(printable_lines(text))
 
 
+def _lines(text: str) -> str:
+    """Lines as they are. Who has no mouse scrolls long ones by its focus."""
+    return f'<pre tabindex="0">{_text(text) or "(empty)"}</pre>'
+
+
 def _section(title: str, content: Iterable[str]) -> Iterator[str]:
     yield f"<section><h2>{escape(title)}</h2>"
     yield from content
     yield "</section>"
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    yield '<div class="scroll"><table>'
+def _table(name: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield f'<div class="scroll" role="region" aria-label="{escape(name)}" tabindex="0"><table>'
     if heads:
         yield "<tr>" + "".join(f'<th scope="col">{escape(head)}</th>' for head in heads) + "</tr>"
     for first, *rest in rows:
@@ -121,6 +127,9 @@ def _curves(course: JobCourse) -> Iterator[str]:
         ],
     }
     curves |= {name: curve for name, curve in ours.items() if curve and name not in curves}
+    if trains_in_groups(course.summary):
+        yield "<p>The scripts exchanged by torch.distributed: of their steps and losses nothing is known here.</p>"
+        return
     if not points:
         yield "<p>No round was completed while this device looked.</p>"
         return
@@ -146,6 +155,7 @@ def _presence(course: JobCourse, now_s: float) -> Iterator[str]:
     yield presence_svg(f"Who took part in job {job.job}", names, spells, ends)
     yield '<p class="dim">Full colour: it computes; light: it is there, and loads the model or passes on.</p>'
     yield from _table(
+        "Changes of who was there",
         ("From", "Generation", "Compute", "Are there, too"),
         [
             (
@@ -174,8 +184,7 @@ def _devices(course: JobCourse) -> Iterator[str]:
             (
                 f"{rank} {printable(member.name)}",
                 part_of(job, rank),
-                f"{metrics.step:,}",
-                f"{metrics.samples:,}",
+                *(("-", "-") if metrics.stage == "process group" else (f"{metrics.step:,}", f"{metrics.samples:,}")),
                 human_bytes(metrics.sent_bytes),
                 human_seconds(metrics.exposed_s),
                 "not known"
@@ -183,10 +192,11 @@ def _devices(course: JobCourse) -> Iterator[str]:
                 else f"meshtrain {runs.meshtrain}, Python {runs.python}, torch {runs.torch or 'none'}, {runs.system}",
             )
         )
-    yield from _table(("Device", "Its part", "Steps", "Samples", "Sent", "Waited for exchanges", "Software"), rows)
+    heads = ("Device", "Its part", "Steps", "Samples", "Sent", "Waited for exchanges", "Software")
+    yield from _table("Devices", heads, rows)
 
 
 def _logs(course: JobCourse, log_ends: Mapping[int, str]) -> Iterator[str]:
     for rank, text in sorted(log_ends.items()):
         yield f"<h3>{rank} {escape(printable(course.summary.members[rank].name))}</h3>"
-        yield f"<pre>{_text(text) or '(empty)'}</pre>"
+        yield _lines(text)

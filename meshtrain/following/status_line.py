@@ -95,6 +95,11 @@ def stages_text(job: JobSummary) -> str | None:
     return "; ".join(f"{', '.join(by_stage[stage])}: {STAGES[stage]}" for stage in there) or None
 
 
+def trains_in_groups(job: JobSummary) -> bool:
+    """Whether its scripts exchange by torch.distributed: it has no rounds, and their steps are not known."""
+    return any(report.metrics.stage == "process group" for report in job.ranks)
+
+
 class TimeLeft:
     """When a job will have had as many rounds as its script wants, by how fast they came lately."""
 

@@ -16,21 +16,25 @@ GIVEN = frozenset({"torch", "meshtrain", "meshtraind", "meshwire", "numpy"})
 OWN_PATHS = ("sys.path", "addsitedir", "sys.meta_path", "PYTHONPATH")
 
 
-def modules_needed(source: FileManifest, root: Path, script: str) -> tuple[str, ...]:
+def modules_needed(source: FileManifest, root: Path, script: str, *, as_module: bool = False) -> tuple[str, ...]:
     """The top-level modules, beside Python's own, that `script` needs to get as far as its last import.
+
+    Args:
+        as_module: it is run as by `python -m`: from `root`, where its imports are looked for, and after its packages.
 
     Only imports at the top of a module count: what stands in a function, or below `try` or `if`, may be left out. Empty
     where a file changes where modules are found.
     """
     needed: set[str] = set()
-    for file in _followed(source, root, script):
+    place = _place(script, as_module=as_module)
+    for file in _followed(source, root, script, place):
         text = _text(root / file)
         if any(mark in text for mark in OWN_PATHS):
             return ()
         for module, level in _imports(text):
             name = module.partition(".")[0]
             asked = name.isascii() and len(name) <= limits.MODULE_CHARS_MAX  # others no package has
-            if asked and not level and not _is_shipped(source, PurePosixPath(script).parent / name):
+            if asked and not level and not _is_shipped(source, place / name):
                 needed.add(name)
     return tuple(sorted(needed - sys.stdlib_module_names - GIVEN))
 
@@ -38,11 +42,11 @@ def modules_needed(source: FileManifest, root: Path, script: str) -> tuple[str, 
 GROUPS = ("torch.distributed", "accelerate", "lightning", "pytorch_lightning", "transformers")
 
 
-def uses_process_groups(source: FileManifest, root: Path, script: str) -> bool:
+def uses_process_groups(source: FileManifest, root: Path, script: str, *, as_module: bool = False) -> bool:
     """Whether a script exchanges its gradients by torch.distributed, itself or by a library, and not by mt.prepare:
     none of its files imports meshtrain."""
     found = False
-    for file in _followed(source, root, script):
+    for file in _followed(source, root, script, _place(script, as_module=as_module)):
         for module, level in _imports(_text(root / file)):
             if not level and module.partition(".")[0] == "meshtrain":
                 return False
@@ -50,17 +54,22 @@ def uses_process_groups(source: FileManifest, root: Path, script: str) -> bool:
     return found
 
 
-def _followed(source: FileManifest, root: Path, script: str) -> Iterator[str]:
-    """The script, and every shipped file that comes with its imports, each once."""
+def _place(script: str, *, as_module: bool) -> PurePosixPath:
+    """The folder in which a script's imports are looked for first."""
+    return PurePosixPath() if as_module else PurePosixPath(script).parent
+
+
+def _followed(source: FileManifest, root: Path, script: str, place: PurePosixPath) -> Iterator[str]:
+    """The script, and every shipped file that comes with its imports, each once; of a module its packages, too."""
     there = {entry.path for entry in source.entries}
-    begun, waiting = {script}, [script]
+    packages = [folder for folder in PurePosixPath(script).parents if folder != place and folder.is_relative_to(place)]
+    waiting = [script, *(path for folder in packages if (path := f"{folder}/__init__.py") in there)]
+    begun = set(waiting)
     while waiting and len(begun) <= FILES_MAX:
         file = waiting.pop()
         yield file
         for module, level in _imports(_text(root / file)):
-            bases = (
-                [PurePosixPath(script).parent] if not level else list(PurePosixPath(file).parents)[level - 1 : level]
-            )
+            bases = [place] if not level else list(PurePosixPath(file).parents)[level - 1 : level]
             for found in (path for base in bases for path in _files_of(base, module)):
                 if found in there and found not in begun:
                     begun.add(found)

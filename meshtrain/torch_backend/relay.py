@@ -17,7 +17,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from meshtrain.client import Client
-from meshtrain.errors import ConnectionLost
+from meshtrain.errors import ConnectionLost, UnexpectedReply
 from meshtrain.machine import send_some
 from meshtrain.train.link.environment import Environment
 from meshwire import limits
@@ -154,7 +154,7 @@ class Relay:
 
     @classmethod
     def connect(cls, environment: Environment) -> "Relay":
-        """Calls the daemon. Raises ConnectionLost, RequestError."""
+        """Calls the daemon. Raises ConnectionLost, RequestError, UnexpectedReply."""
         attach = Attach(token=environment.token, role="group", job=environment.job, pid=os.getpid())
         try:
             client, welcome = Client.attach(environment.endpoint, attach)
@@ -162,7 +162,7 @@ class Relay:
             raise ConnectionLost(f"the daemon that started this script does not answer: {error}") from error
         if not isinstance(welcome, GroupWelcome):
             client.close()
-            raise ConnectionLost(f"the daemon answered with {type(welcome).__name__}: it is of another version")
+            raise UnexpectedReply("the process group's call", welcome)
         stream, parser = client.release()
         return cls(stream, welcome, parser)
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from meshtrain.client import Client
-from meshtrain.errors import ConnectionLost, NotSupported, RequestError, UsageError
+from meshtrain.errors import ConnectionLost, NotSupported, RequestError, UnexpectedReply, UsageError
 from meshtrain.train.data.deal import Deal
 from meshtrain.train.data.loader import DealtLoader, dealable
 from meshtrain.train.data.own_draws import NO_LOADER, STREAM, draw_apart
@@ -73,7 +73,7 @@ class LearnerSession:
 
     @classmethod
     def attach(cls, environment: Environment) -> "LearnerSession":
-        """Calls the daemon. Raises ConnectionLost, RequestError."""
+        """Calls the daemon. Raises ConnectionLost, RequestError, UnexpectedReply."""
         attach = Attach(
             token=environment.token,
             role="learner",
@@ -87,7 +87,7 @@ class LearnerSession:
             raise ConnectionLost(f"the daemon that started this script does not answer: {error}") from error
         if not isinstance(welcome, LearnerWelcome):
             client.close()
-            raise ConnectionLost(f"the daemon answered with {type(welcome).__name__}: it is of another version")
+            raise UnexpectedReply("the script's call", welcome)
         return cls(client, welcome, environment)
 
     # Preparation

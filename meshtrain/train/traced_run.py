@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, NoReturn, TypeVar
 
 import torch
 from torch.autograd import Variable
 
-from meshtrain.errors import NotSupported, UsageError
+from meshtrain.errors import UsageError
 from meshtrain.train.dry_run import measured_model, write_whole
 from meshtrain.train.model.joint_optimizer import JointOptimizer
 from meshtrain.train.model.tensors import ModelTensors
@@ -29,6 +29,7 @@ from meshwire.memory_layout.shared_slots import (
     MEASURE_STEPS_VARIABLE,
     MEASURE_SYNC_VARIABLE,
     MEASURE_VARIABLE,
+    WHY_NOT_SUFFIX,
 )
 from meshwire.planning.step_trace import WARM_UP_STEPS, StepTrace, TracedScript
 from meshwire.sync_modes.mode import sync_settings
@@ -38,6 +39,10 @@ O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741
 L = TypeVar("L")
 
 TRACED_S_MAX = 8.0  # of timed steps, if there is at least one
+SEVERAL_OPTIMIZERS = (  # behind the script's name
+    "gives mt.prepare several optimizers: which of their steps belong together is not known, so nothing can be "
+    "predicted or chosen for such a script"
+)
 COPIES = 3  # of all gradients, of which the fastest counts
 
 
@@ -158,9 +163,7 @@ class TracedProcess(SingleProcess):
         if self._measurement is not None:
             raise UsageError("mt.prepare was called a second time: give it all models and optimizers at once, as lists")
         if isinstance(optimizer, JointOptimizer):
-            raise NotSupported(
-                "steps of several optimizers cannot be timed: which of them belong together is not known"
-            )
+            self._end(SEVERAL_OPTIMIZERS)
         sync, codec = sync_settings(os.environ[MEASURE_SYNC_VARIABLE]), parse_codec(os.environ[MEASURE_CODEC_VARIABLE])
         self._measurement, self._tensors = measured_model(model, optimizer, sync, codec)
         prepared = super().prepare(model, optimizer, scaler)
@@ -182,6 +185,11 @@ class TracedProcess(SingleProcess):
         folder = self._file.with_name("out")
         folder.mkdir(exist_ok=True)
         return folder
+
+    def _end(self, why: str) -> NoReturn:
+        """Ends a script of which nothing can be told."""
+        write_whole(self._file.with_suffix(WHY_NOT_SUFFIX), why)
+        raise SystemExit(0)
 
     def _take_step(self, step: TimedStep) -> None:
         """Ends the script when it has seen enough."""

@@ -93,7 +93,7 @@ def run_demo(settings: DemoSettings) -> dict[str, Any]:
     """`meshtrain demo --json`. Raises MatrixError."""
     options = {"peers": settings.peers, "codec": settings.codec, "steps": settings.steps, "seed": settings.seed}
     printed = _run("meshtrain.cli", options, Path.cwd(), "demo", "--json")
-    result: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    result: dict[str, Any] = json.loads(printed)
     return result
 
 

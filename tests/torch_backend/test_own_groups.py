@@ -116,9 +116,10 @@ async def test_nothing_takes_the_place_of_torchs_process_groups(
     memory: Any = SimpleNamespace(file=None, kept=SimpleNamespace(file=None))
     log = tmp_path / "jobs" / "one" / "logs" / "0.log"
     log.parent.mkdir(parents=True)
-    for spec in (BY_TORCHRUN, SPEC):
+    for spec in (BY_TORCHRUN, SPEC, SPEC.model_copy(update={"as_module": True})):
         await LearnerProcess(tmp_path, spec, log, memory, Path("python")).start({}, 0)
-    assert ["alone" in command for command in started] == [True, False]
+    own = len(SPEC.args) + 1
+    assert [command[-own - 2 : -own] for command in started] == [("alone", ""), ("", ""), ("", "module")]
 
 
 @pytest.mark.parametrize(

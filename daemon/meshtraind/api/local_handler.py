@@ -43,7 +43,9 @@ from meshwire.messages.local import (
     PairHost,
     PairJoin,
     Peers,
+    RemoveResults,
     Resubmit,
+    ResultsRemoved,
     SetIntroductions,
     Shutdown,
     Status,
@@ -190,6 +192,8 @@ class LocalHandler:
             case Leave():
                 await questions.leave(body.job)
                 return Done()
+            case RemoveResults():
+                return ResultsRemoved(size_bytes=await self._jobs.housekeeper.remove(body.job))
             case ChangeCodec():
                 return await questions.change_codec(body)
             case Fetch():

@@ -1,4 +1,5 @@
-"""Deletes what jobs have left behind: files of past jobs at the daemon's start, and results that have expired."""
+"""Deletes what jobs have left behind: files of past jobs at the daemon's start, results that have expired, and those
+that a person wants to be rid of."""
 
 import asyncio
 import logging
@@ -15,7 +16,8 @@ from meshtraind.storage.blob_writer import BlobError
 from meshtraind.storage.cleanup import clean_up_all
 from meshtraind.storage.disk_space import results_bytes_max
 from meshtraind.storage.job_history import HistoryError, UnknownJobError
-from meshtraind.storage.results import expire
+from meshtraind.storage.results import expire, remove
+from meshtraind.transport.connection import RequestFailed
 from meshwire import limits
 from meshwire.jobs.lifecycle import JOB_ID_PATTERN
 
@@ -65,14 +67,34 @@ class Housekeeper:
             return
         bytes_max = results_bytes_max(disk_bytes)
         for id_ in await asyncio.to_thread(expire, folders, now_s, bytes_max, self._is_over):
-            job = self._registry.jobs.get(id_)
-            if job is not None:
-                job.expire(now_s)
-                continue
-            try:
-                self._node.history.expire(id_, now_s)
-            except HistoryError as error:
-                log.info("job %s: that its results have expired is not recorded: %s", id_, error)
+            self._note_gone(id_, now_s)
+
+    async def remove(self, id_: str) -> int:
+        """Deletes what a job has left here, at a person's word; what it was stays known. Returns how many bytes it took
+        on the disk. Raises RequestFailed."""
+        if not self._is_over(id_) or self._registry.session(id_) is not None or self._admission.comes_back(id_):
+            raise RequestFailed(f"job {id_} has not ended on this device: meshtrain cancel {id_} ends it")
+        folder = self._node.job_folder(id_)
+        try:
+            size_bytes = await asyncio.to_thread(remove, folder)
+        except FileNotFoundError:
+            raise RequestFailed(f"nothing of job {id_} lies on this device") from None
+        except OSError as error:  # a job may have made folders that nobody may write
+            where = error.filename or folder
+            raise RequestFailed(f"{where} cannot be deleted: {error.strerror or error}; delete it by hand") from error
+        self._note_gone(id_, time.time())
+        log.info("job %s: its results were deleted at a person's word", id_)
+        return size_bytes
+
+    def _note_gone(self, id_: str, now_s: float) -> None:
+        job = self._registry.jobs.get(id_)
+        if job is not None:
+            job.expire(now_s)
+            return
+        try:
+            self._node.history.expire(id_, now_s)
+        except HistoryError as error:
+            log.info("job %s: that its results are gone is not recorded: %s", id_, error)
 
     def _is_over(self, id_: str) -> bool:
         job = self._registry.jobs.get(id_)

@@ -259,7 +259,7 @@ class JobQueries:
         if kept is None:
             names = joined([member.name for member in summary.members])
             raise RequestFailed(
-                f"how job {id_} went is not known on this device: it was not in it, or its files have expired, or an "
+                f"how job {id_} went is not known on this device: it was not in it, or its files were deleted, or an "
                 f"earlier version ran it; it ran on {names}"
             )
         if id_ in self._registry.jobs:
@@ -358,8 +358,9 @@ def expired(summary: JobSummary) -> str | None:
     day = time.strftime("%Y-%m-%d", time.localtime(summary.expired_at_s))
     days = limits.RESULTS_S_MAX / DAY_S
     return (
-        f"the results and logs of job {summary.job} on this device have expired: they were deleted on {day}; "
-        f"they are kept for {days:.0f} days, and the oldest go first where they take too much of the disk"
+        f"the results and logs of job {summary.job} on this device are gone: they were deleted on {day}, by meshtrain "
+        f"rm, or because they are kept for {days:.0f} days, and the oldest go first where they take too much of the "
+        "disk"
     )
 
 

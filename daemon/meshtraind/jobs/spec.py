@@ -120,6 +120,7 @@ def make_spec(
         requirements=body.requirements,
         restarts_max=body.restarts_max,
         engine=body.engine,
+        as_module=body.as_module,
     )
 
 

@@ -102,6 +102,7 @@ class LearnerProcess:
                 str(SCRIPT_RUN),
                 str(self._record.absolute()),
                 "alone" if self._spec.independent or self._spec.engine == "torchrun" else "",
+                "module" if self._spec.as_module else "",
                 self._spec.script,
                 *self._spec.args,
                 cwd=self._folder,

@@ -14,7 +14,8 @@ CHARS_MAX = 2000  # of what is shown; all of it is in the log
 LINES_MAX = 12
 OURS = ("meshtrain.errors", __name__)
 NOT_THEIRS = ("site-packages", "dist-packages")  # a virtual environment may lie in the folder that was submitted
-OF_THE_MESH = ("ConnectionEnded", "RequestFailed", "JobStopped")  # of ours: the script has no part in it
+# Of ours: the script has no part in it. Not RequestError: what the daemon refuses it refuses again.
+OF_THE_MESH = ("ConnectionLost", "JobStopped")
 HOPELESS = (
     "UsageError",
     "NotSupported",

@@ -14,11 +14,12 @@ if __name__ == "__main__":
 import importlib
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import os
 import traceback
 import types
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from meshtraind.learner.script_error import ScriptError
 from meshtraind.learner.script_output import survive_full_disks
@@ -70,13 +71,24 @@ def write_framed(text: str) -> None:
     sys.stderr.flush()
 
 
-def run(script: Path, reporting: Reporting) -> None:
-    """Runs a file as `__main__`. Raises what it raises."""
+def run(script: Path, reporting: Reporting, name: str = "") -> None:
+    """Runs a file as `__main__`. Raises what it raises.
+
+    Args:
+        name: that it has as a module, where it is run as one: its packages are imported first, as by `python -m`, so
+            that it may import what lies beside it by a leading dot.
+    """
     module = types.ModuleType("__main__")
-    loader = importlib.machinery.SourceFileLoader("__main__", str(script))
+    loader = importlib.machinery.SourceFileLoader(name or "__main__", str(script))
     module.__dict__.update(__file__=str(script), __loader__=loader, __builtins__=__builtins__)
     sys.modules["__main__"] = module
     try:
+        if name:
+            spec = importlib.util.spec_from_file_location(name, script, loader=loader)
+            assert spec is not None
+            if spec.parent:
+                importlib.import_module(spec.parent)
+            module.__dict__.update(__spec__=spec, __package__=spec.parent)  # workers that are spawned find it by that
         exec(compile(script.read_bytes(), str(script), "exec", dont_inherit=True), module.__dict__)
     except SystemExit as error:
         if error.code in EXIT_CODES:
@@ -90,6 +102,11 @@ def run(script: Path, reporting: Reporting) -> None:
     except BaseException as error:
         reporting.tell(error)  # the script may have a hook of its own
         raise
+
+
+def module_name(script: str) -> str:
+    """The dotted name of a file, from the folder on that was submitted."""
+    return ".".join(PurePosixPath(script).with_suffix("").parts)
 
 
 def provide_process_groups() -> None:
@@ -133,19 +150,19 @@ def _without_this_file(trace: types.TracebackType | None) -> types.TracebackType
 
 
 def main(arguments: list[str]) -> None:
-    """Arguments: the record's path, "alone" for a script that no daemon carries anything for (else ""), the script, and
-    its own."""
-    record, alone, script, *own = arguments
+    """Arguments: the record's path, "alone" for a script that no daemon carries anything for (else ""), "module" for
+    one that is run as by `python -m` (else ""), the script, and its own."""
+    record, alone, as_module, script, *own = arguments
     path = Path(script).absolute()
-    sys.argv = [script, *own]
-    sys.path.insert(0, str(path.parent))
+    sys.argv = [str(path) if as_module else script, *own]
+    sys.path.insert(0, str(Path.cwd() if as_module else path.parent))
     if not alone:
         provide_process_groups()
     survive_full_disks()
     hear_daemon()
     reporting = Reporting(Path(record), Path.cwd())
     sys.excepthook = reporting.hook
-    run(path, reporting)
+    run(path, reporting, module_name(script) if as_module else "")
 
 
 if __name__ == "__main__":

@@ -209,7 +209,8 @@ class LearnerSupervisor:
         its kind, or because it has, at the same line, and both soon after their start."""
         error = self.error if code > 0 else None
         soon = time.monotonic() - self._began_s < SOON_S
-        again = error is not None and (error.hopeless or (soon and error.same(self._failed_soon)))
+        own = error is not None and not error.of_mesh
+        again = error is not None and own and (error.hopeless or (soon and error.same(self._failed_soon)))
         self._failed_soon = error if soon else None
         return again
 

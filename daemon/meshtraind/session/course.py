@@ -124,7 +124,7 @@ def _finite_means(reports: Mapping[Rank, Metrics]) -> tuple[tuple[str, float], .
 def described(spec: JobSpec, codecs: Sequence[CodecChange] = ()) -> tuple[tuple[str, str], ...]:
     """All by which a job was defined, in words. Of its environment variables the names, for values may be secrets."""
     told = {
-        "script": spec.script,
+        "script": spec.script + (", as a module" if spec.as_module else ""),
         "arguments": " ".join(spec.args),
         "environment variables": ", ".join(key for key, _ in spec.env),
         "sync": spec.sync.text(),

@@ -496,10 +496,10 @@ class MembershipDriver(Generic[M]):
                     link.connection.refuse(text)
             case Shunned():
                 self._shunned(effect)
-            case WaitingFor(reason):
+            case WaitingFor(reason, to_prepare):
                 # Without rounds nobody is waited for while a generation runs, whatever else is said of learners.
                 between = self._job.spec.restarts_max is None or not self.running
-                self._job.wait(reason if between else "")
+                self._job.wait(reason if between else "", to_prepare=to_prepare)
 
     def _send(self, device: str, message: Message) -> None:
         link = self._node.links.get(device)

@@ -169,7 +169,8 @@ class Job:
         self.generation: Generation | None = None
         self._awaited: tuple[int, ...] = ()  # G9: whose learners are to begin together in the next one
         self.codecs: CodecChanges = ()  # that the rounds of this history have gone over to (C3)
-        self.waiting = ""  # for people: what a change of the generation waits for
+        self._waiting = ""
+        self._waits_to_prepare = False
         self.unlinkable: Mapping[str, str] = {}  # why devices that answer cannot be linked, by id
         self.not_joining: tuple[tuple[str, str], ...] = ()  # names of linked devices that could join, and why not
         self.expired_at_s: float | None = None  # when its results here were deleted, Unix time
@@ -369,10 +370,17 @@ class Job:
         """Whether the script of another rank that computes, or is about to, has not ended."""
         return bool(set(self.counted) - {self.rank} - self.gone)
 
-    def wait(self, reason: str) -> None:
-        """Notes what a change of the generation waits for now; empty: for nothing."""
-        self.waiting = reason
+    def wait(self, reason: str, *, to_prepare: bool = False) -> None:
+        """Notes what a change of the generation waits for now; empty: for nothing. `to_prepare`: for mt.prepare."""
+        self._waiting, self._waits_to_prepare = reason, to_prepare
         self.touch()
+
+    @property
+    def waiting(self) -> str:
+        """What a change of the generation waits for, for people. Of scripts with process groups nobody waits for
+        mt.prepare (P5)."""
+        groups = any(report.metrics.stage == "process group" for report in self.reports.values())
+        return "" if self._waits_to_prepare and groups else self._waiting
 
     def touch(self) -> None:
         """Wakes whoever waits for news."""

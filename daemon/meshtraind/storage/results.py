@@ -67,6 +67,13 @@ def expire(
     return tuple(gone)
 
 
+def remove(folder: Path) -> int:
+    """Deletes what a job has left. Returns how many bytes it took on the disk. Raises OSError."""
+    size_bytes = _size_bytes(folder)
+    shutil.rmtree(folder)
+    return size_bytes
+
+
 def _order(one: _Kept) -> tuple[float, Path]:
     return one.ended_s, one.folder
 

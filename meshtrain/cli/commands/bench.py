@@ -8,7 +8,7 @@ import typer
 
 from meshtrain.cli.ui.errors import CliError, reported
 from meshtrain.cli.ui.exits import EXIT_INTERRUPTED
-from meshtrain.cli.ui.options import Json
+from meshtrain.cli.ui.options import Json, examples
 
 MODULE = "meshtraind.bench"  # a process of its own: the command imports nothing of the daemon
 STOP_TIMEOUT_S = 15.0
@@ -21,7 +21,9 @@ def _commands() -> None:
     """Measure what the exchange of gradients costs here."""
 
 
-@bench.command()
+@bench.command(
+    epilog=examples("meshtrain bench allreduce", "meshtrain bench allreduce --peers 4 --mb 100 --codec int8 --json")
+)
 @reported
 def allreduce(
     peers: Annotated[int, typer.Option(metavar="M", help="How many peer processes, all on this machine.")] = 2,
@@ -43,7 +45,9 @@ def allreduce(
     _run([*argv, *(["--topology", topology] if topology else []), *["--no-tls"] * no_tls, *["--json"] * as_json])
 
 
-@bench.command()
+@bench.command(
+    epilog=examples("meshtrain bench codecs", "meshtrain bench codecs --codec int8 --codec topk:0.01 --values 25.6e6")
+)
 @reported
 def codecs(
     values: Annotated[

@@ -1,13 +1,13 @@
 """`meshtrain demo`: shows the demo while it runs, and what came of it."""
 
-import json
 import signal
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from meshtrain.cli.ui.errors import BadCommandLine, CliError, reported
-from meshtrain.cli.ui.terminal import console, print_table, say
+from meshtrain.cli.ui.options import Json
+from meshtrain.cli.ui.terminal import console, print_json, print_table, say
 from meshtrain.following.shown_text import human_step
 from meshwire.sync_modes.codec_for_mode import codec_of
 from meshwire.sync_modes.mode import sync_settings
@@ -39,7 +39,7 @@ def demo(
         str | None, typer.Option(help="How gradients travel, fp32 by default; see `meshtrain codecs`.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the weights and of the order of the text.", min=0)] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="The last line of stdout is one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Train a small GPT on three local daemons and show it.
 
@@ -52,7 +52,7 @@ def demo(
         settings = sync_settings(sync)
         chosen = codec_of(settings, codec)
     except ValueError as error:
-        raise BadCommandLine(str(error)) from None
+        raise BadCommandLine(str(error), "meshtrain demo --help, or meshtrain codecs") from None
     if settings.signs or chosen.momentum:
         asked = "--sync demo" if settings.signs else f"--codec {chosen}"
         raise BadCommandLine(
@@ -69,7 +69,7 @@ def demo(
     except DemoError as error:
         raise CliError(str(error)) from error
     if as_json:
-        print(json.dumps(result.as_json()), flush=True)
+        print_json(result.as_json())
     else:
         _print_result(result, settings)
     if not result.replicas_equal:

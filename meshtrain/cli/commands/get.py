@@ -7,7 +7,7 @@ import shutil
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,9 +15,9 @@ from meshtrain.cli.ui.connection import connected
 from meshtrain.cli.ui.errors import CliError, reported
 from meshtrain.cli.ui.exits import EXIT_INCOMPLETE
 from meshtrain.cli.ui.job import find_job
-from meshtrain.cli.ui.options import DataDir, LatestJob
+from meshtrain.cli.ui.options import DataDir, Json, LatestJob
 from meshtrain.cli.ui.progress import Stages
-from meshtrain.cli.ui.terminal import say
+from meshtrain.cli.ui.terminal import print_json, say
 from meshtrain.client import Client, ask
 from meshtrain.following.outputs import OutputBroken, output_pieces
 from meshtrain.following.watching import has_ended
@@ -53,6 +53,7 @@ def get(
         bool, typer.Option("--partial", help="What can be reached is all: exit with 0 without the rest.")
     ] = False,
     data_dir: DataDir = None,
+    json: Json = False,
 ) -> None:
     """Fetch a job's results. There is one folder per rank: rank0, rank1 and so on.
 
@@ -74,7 +75,9 @@ def get(
             _check_free(wanted)
         _check_space(folder, wanted, summary)
         lacking = _fetch_all(client, summary.job, wanted, missing)
-    _show(folder, targets, wanted, lacking)
+    if json:
+        print_json(_document(summary, folder, targets, missing, lacking))
+    _show(folder, targets, wanted, lacking, paths=not json)
     if missing:
         command = " ".join(("meshtrain", "get", summary.job, *(shlex.quote(word) for word in _options(path, output))))
         who = joined([name_of(summary, rank) for rank in sorted(missing)])
@@ -220,17 +223,43 @@ def _fetch(client: Client, job: str, file: OutputFile, target: Path, tell: Calla
         part.unlink(missing_ok=True)
 
 
-def _show(folder: Path, targets: Targets, wanted: Targets, lacking: Sequence[OutputFile]) -> None:
-    """Prints all that is there now, on stdout, and what was done for it."""
+def _document(
+    job: JobSummary, folder: Path, targets: Targets, missing: Mapping[int, str], lacking: Sequence[OutputFile]
+) -> dict[str, Any]:
+    gone = {(file.rank, file.path) for file in lacking}
+    return {
+        "job": job.job,
+        "folder": str(folder),
+        "files": [
+            {
+                "rank": file.rank,
+                "path": str(target),
+                "size_bytes": file.size_bytes,
+                "here": (file.rank, file.path) not in gone,
+            }
+            for target, file in targets.items()
+        ],
+        "missing": [{"rank": rank, "device": name_of(job, rank), "why": why} for rank, why in sorted(missing.items())],
+    }
+
+
+def _show(
+    folder: Path, targets: Targets, wanted: Targets, lacking: Sequence[OutputFile], *, paths: bool = True
+) -> None:
+    """Prints all that is there now, on stdout (`paths`), and what was done for it."""
     gone = {(file.rank, file.path) for file in lacking}
     here = [target for target, file in targets.items() if (file.rank, file.path) not in gone]
-    for target in here:
+    for target in here if paths else ():
         print(printable(str(target)))
     fetched = [file for file in wanted.values() if (file.rank, file.path) not in gone]
     if here:
-        before = f", {len(here) - len(fetched)} were here already" if len(fetched) < len(here) else ""
+        old, where = len(here) - len(fetched), f"below {printable(str(folder))}"
+        before = f"{_files(old) if not fetched else old} {'was' if old == 1 else 'were'} here already"
+        if not fetched:
+            say(f"Nothing is new: {before}, {where}")
+            return
         size = human_bytes(sum(file.size_bytes for file in fetched))
-        say(f"{_files(len(fetched))} fetched, {size}, below {printable(str(folder))}{before}")
+        say(f"{_files(len(fetched))} fetched, {size}, {where}{f', {before}' if old else ''}")
 
 
 def _lines(job: JobSummary, missing: Mapping[int, str], lacking: Sequence[OutputFile]) -> list[str]:

@@ -1,4 +1,4 @@
-"""`jobs`, `cancel`, `change` and `leave`."""
+"""`jobs`, `cancel`, `rm`, `change` and `leave`."""
 
 import time
 from collections.abc import Sequence
@@ -15,37 +15,53 @@ from meshtrain.cli.ui.terminal import at_terminal, plain, print_json, print_tabl
 from meshtrain.client import Client, ask
 from meshtrain.errors import RequestError
 from meshtrain.following.shown_text import human_seconds
+from meshtrain.following.status_line import trains_in_groups
 from meshtrain.following.watching import has_ended
+from meshwire.jobs.files import human_bytes
 from meshwire.jobs.lifecycle import JobState
 from meshwire.messages.envelope import Done
 from meshwire.messages.job import JobSummary
-from meshwire.messages.local import Cancel, ChangeCodec, CodecTaken, GetStatus, Leave, Status
-from meshwire.peer_news import losses, provisional
+from meshwire.messages.local import (
+    Cancel,
+    ChangeCodec,
+    CodecTaken,
+    GetStatus,
+    Leave,
+    RemoveResults,
+    ResultsRemoved,
+    Status,
+)
+from meshwire.peer_news import joined, losses, provisional
 from meshwire.text import printable
 
 CHANGE_TIMEOUT_S = 90.0  # more than the daemon waits for all to agree
 LEAVE_TIMEOUT_S = 60.0  # the others agree on going on, then the learner gets its grace
+REMOVE_TIMEOUT_S = 600.0  # a disk may have a hundred thousand files of it
 CANCEL_TIMEOUT_S = 120.0  # every learner gets its grace, at peers that may be slow to answer
 
 
 @reported
 def jobs(
-    prefix: Annotated[str, typer.Argument(metavar="ID", help="Only jobs whose id begins so.")] = "",
+    prefix: Annotated[
+        str, typer.Argument(metavar="JOB", help="Only those whose id begins so, or that are called so.")
+    ] = "",
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
     """List jobs, the newest first; `ps` and `ls` do the same.
 
-    Of one that is expired, results and logs were deleted on this device.
+    Of one that is "deleted", results and logs were deleted on this device: after 90 days, or by `rm`.
     """
     with connected(data_dir) as client:
         found = list_jobs(client, prefix.lower())
+        if prefix and not found:
+            found = [job for job in list_jobs(client) if job.name == prefix]
     if json:
         print_json([plain(job) for job in found])
         return
     if not found:
-        none = "No jobs. Start one: meshtrain submit train.py"
-        say(f"No job has an id that begins with {prefix!r}. See all: meshtrain jobs" if prefix else none)
+        so = f"No job has an id that begins with {prefix!r}, or is called so. See all: meshtrain jobs"
+        say(so if prefix else "No jobs. Start one: meshtrain submit train.py")
         return
     now_s = time.time()
     columns = ("ID", "NAME", "STATE", "PEERS", "ROUNDS", "CREATED", "TOOK", "SCRIPT")
@@ -64,9 +80,9 @@ def _job_row(job: JobSummary, now_s: float) -> Sequence[str]:
     return (
         job.job,
         printable(job.name),
-        printable(job.state) + (", expired" if job.expired_at_s is not None else ""),
+        printable(job.state) + (", deleted" if job.expired_at_s is not None else ""),
         _peers(job),
-        str(job.rounds),
+        "-" if trains_in_groups(job) else str(job.rounds),
         age(job, now_s),
         took,
         printable(job.script),
@@ -188,6 +204,62 @@ def _cancel_one(client: Client, prefix: str, *, now: bool, sure: bool) -> bool:
     print(job.job)
     where = ", ".join(printable(member.name) for member in job.members)
     say(f"job {job.job} ({printable(job.name)}) ends on {where}. To go on with it: meshtrain submit --resume {job.job}")
+    return True
+
+
+@reported
+def rm(
+    ids: Annotated[
+        list[str], typer.Argument(metavar="JOB", help="Ids, prefixes of them, or names.", autocompletion=complete_jobs)
+    ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Delete what jobs that have ended left on this device: results, logs, checkpoints.
+
+    Asks first, for there may be no other copy. Other devices keep what is theirs until the same is typed there; the job
+    stays in the list, as "deleted". Without it, results go after 90 days.
+    """
+    failed = False
+    with connected(data_dir) as client:
+        for prefix in ids:
+            try:
+                failed |= not _remove_one(client, prefix, sure=yes)
+            except CliError as error:
+                show_error(str(error), error.hint)
+                failed = True
+            except (RequestError, TimeoutError) as error:
+                show_error(f"nothing was deleted of job {prefix}: {error}")
+                failed = True
+    if failed:
+        raise typer.Exit(1)
+
+
+def _remove_one(client: Client, prefix: str, *, sure: bool) -> bool:
+    """Returns whether it is gone. Raises CliError."""
+    job = find_job(client, prefix)
+    named = f"job {job.job} ({printable(job.name)})"
+    if not has_ended(job):
+        raise CliError(
+            f"{named} has not ended: it is {printable(job.state)}", f"meshtrain cancel {job.job}, and this then"
+        )
+    if not sure:
+        if not at_terminal():
+            raise CliError(
+                f"{named}: its results, logs and checkpoints on this device would be deleted",
+                f"meshtrain rm --yes {job.job}",
+            )
+        took = f"it {printable(job.state)} {age(job, time.time())}"
+        if not typer.confirm(f"Delete results, logs and checkpoints of {named}, {took}, on this device?", err=True):
+            say(f"{named} stays")
+            return False
+    name = f"deleting what is left of {job.job}"
+    removed = ask(client, RemoveResults(job=job.job), ResultsRemoved, name=name, timeout_s=REMOVE_TIMEOUT_S)
+    print(job.job)
+    here = ask(client, GetStatus(), Status, name="status").device
+    others = joined([printable(member.name) for member in job.members if member.device != here])
+    stays = f"; what lies on {others} stays" if others else ""
+    say(f"{named}: {human_bytes(removed.size_bytes)} deleted on this device{stays}")
     return True
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from meshtrain.cli.ui.completion import complete_ranks
 from meshtrain.cli.ui.connection import connected
 from meshtrain.cli.ui.errors import BadCommandLine, CliError, reported
 from meshtrain.cli.ui.follow import follow_job
@@ -40,7 +41,13 @@ def logs(
         int | None, typer.Option("--lines", "-n", min=0, metavar="N", help="Only the last N lines of each rank.")
     ] = None,
     rank: Annotated[
-        str | None, typer.Option("--rank", metavar="RANK", help="Only this one: its number, or its device's name.")
+        str | None,
+        typer.Option(
+            "--rank",
+            metavar="RANK",
+            help="Only this one: its number, or its device's name.",
+            autocompletion=complete_ranks,
+        ),
     ] = None,
     timestamps: Annotated[
         bool, typer.Option("--timestamps", "-t", help="When each line came, to the second, in this machine's zone.")
@@ -93,7 +100,7 @@ def _chosen(summary: JobSummary, typed: str | None) -> list[int]:
 
 def _show(client: Client, summary: JobSummary, ranks: Sequence[int], part: LogPart) -> None:
     failed: list[str] = []
-    hint = "meshtrain peers"
+    hint = None if summary.expired_at_s is not None else "meshtrain peers"
     with View([member.name for member in summary.members], ranks, raw=part.raw, times=part.times) as view:
         for rank in ranks:
             try:

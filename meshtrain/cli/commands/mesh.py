@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from meshtrain.cli.planning.measured_links import measure_links, print_links
-from meshtrain.cli.ui.completion import complete_peers
+from meshtrain.cli.ui.completion import complete_peers, complete_waiting
 from meshtrain.cli.ui.connection import connected
 from meshtrain.cli.ui.errors import BadCommandLine, reported
 from meshtrain.cli.ui.exits import EXIT_FAILED, EXIT_INTERRUPTED
@@ -237,7 +237,12 @@ def pair(
     ] = None,
     accept: Annotated[
         str | None,
-        typer.Option("--accept", metavar="PEER", help="Take a device that waits: name or id prefix. See status."),
+        typer.Option(
+            "--accept",
+            metavar="PEER",
+            help="Take a device that waits: name or id prefix. See status.",
+            autocompletion=complete_waiting,
+        ),
     ] = None,
     qr: Annotated[
         bool | None,

@@ -1,6 +1,8 @@
 """`plan`: who should train a script together, and how, on the mesh that is there; `whatif`: is the network the
 bottleneck for its model?"""
 
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -13,10 +15,10 @@ from meshtrain.cli.planning.mesh_verdict import COLUMNS as PLAN_COLUMNS
 from meshtrain.cli.planning.mesh_verdict import mesh_document, mesh_rows, play, reason, submit_line
 from meshtrain.cli.planning.other_programs import OtherPrograms
 from meshtrain.cli.planning.verdict import COLUMNS, document, introduction, rows, verdict
-from meshtrain.cli.submission.measuring import NotMeasured, trace
-from meshtrain.cli.submission.shipping import relative_script
+from meshtrain.cli.submission.measuring import MEASURE_TIMEOUT_S, NotMeasured, trace
+from meshtrain.cli.submission.shipping import program_of
 from meshtrain.cli.ui.errors import BadCommandLine, CliError, reported
-from meshtrain.cli.ui.options import DataDir, Json
+from meshtrain.cli.ui.options import AsModule, DataDir, Json
 from meshtrain.cli.ui.progress import Stages
 from meshtrain.cli.ui.terminal import print_json, print_table, say
 from meshtrain.packing.imports import uses_process_groups
@@ -27,6 +29,7 @@ from meshwire.planning.mesh_plan import MeshPlan
 from meshwire.planning.network import Network, cables, cell
 from meshwire.planning.price import Pricing
 from meshwire.planning.quality import EVIDENCE, Quality, recommendable
+from meshwire.planning.step_trace import TracedScript
 from meshwire.planning.what_if import Cell, WhatIf
 from meshwire.text import printable
 
@@ -54,6 +57,7 @@ def plan(
     measure: Annotated[
         bool, typer.Option("--measure", help="Measure all links again, also those that were within ten minutes.")
     ] = False,
+    module: AsModule = False,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
@@ -67,17 +71,14 @@ def plan(
     The others are taken to compute as fast as this one, and links between them to be as fast as theirs with this one.
     """
     root = Path.cwd()
-    relative = _with_choices(root, script)
+    _check_choices(root, script, as_module=module)
     typed_data = None if data is None else str(data)
     if data is None and (root / DATA_FOLDER).is_dir():
         data = Path(DATA_FOLDER)
     with Stages() as stages:
         there = find_mesh(data_dir, measure, stages)
         programs = OtherPrograms()
-        try:
-            traced = trace(root, relative, args or (), {}, data, stages)
-        except NotMeasured as problem:
-            raise problem.of_steps(relative) from None
+        traced = _traced(root, script, args or (), data, stages, as_module=module)
         busy = programs.note()
         prices = processor_prices([tried.codec for tried in EVIDENCE if recommendable(*tried)], data_dir, stages)
         pricing = Pricing(traced.measurement.manifest, prices.codecs)
@@ -86,7 +87,7 @@ def plan(
         found = play(mesh, there, quality, mesh.groups(), stages)
         fast = mesh.best(mesh.everybody if found.choice is None else found.choice.others, Quality.FAST)
         found = replace(found, fast=fast)
-    told, line = reason(found), submit_line(found, script, args or (), typed_data)
+    told, line = reason(found), submit_line(found, script, args or (), typed_data, as_module=module)
     if json:
         print_json(mesh_document(found, told, line))
         return
@@ -140,6 +141,7 @@ def whatif(
     data: Annotated[
         Path | None, typer.Option("--data", metavar="DIR", help="What mt.data_dir() is; ./data if there is one.")
     ] = None,
+    module: AsModule = False,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
@@ -157,7 +159,7 @@ def whatif(
         raise BadCommandLine(f"--rtt-ms {rtt_ms:g}: use a number from 0 to {RTT_MS_MAX:g}")
     rtt_s = (rtt_ms if rtt_ms is not None else WIRED_RTT_MS if wired else CELL_RTT_MS) / 1000
     root = Path.cwd()
-    relative = _with_choices(root, script)
+    _check_choices(root, script, as_module=module)
     if data is None and (root / DATA_FOLDER).is_dir():
         data = Path(DATA_FOLDER)
 
@@ -166,10 +168,7 @@ def whatif(
 
     others = OtherPrograms()
     with Stages() as stages:
-        try:
-            traced = trace(root, relative, args or (), {}, data, stages)
-        except NotMeasured as problem:
-            raise problem.of_steps(relative) from None
+        traced = _traced(root, script, args or (), data, stages, as_module=module)
         busy = others.note()
         prices = processor_prices([tried.codec for tried in EVIDENCE if recommendable(*tried)], data_dir, stages)
         pricing = Pricing(traced.measurement.manifest, prices.codecs)
@@ -205,13 +204,24 @@ def _numbers(option: str, typed: str, low: float, high: float, *, whole: bool = 
     return numbers
 
 
-def _with_choices(root: Path, script: str) -> str:
-    """The script as a path of the working directory. Raises CliError where a job with it has nothing to choose."""
-    relative = relative_script(root, script)
-    if uses_process_groups(scan(root).manifest, root, relative):
+def _traced(
+    root: Path, script: str, args: Sequence[str], data: Path | None, stages: Stages, *, as_module: bool
+) -> TracedScript:
+    """How the script steps. Raises CliError."""
+    module = script if as_module else None
+    relative = program_of(root, script, as_module=as_module)
+    try:
+        return trace(root, relative, args, {}, data, stages, MEASURE_TIMEOUT_S, sys.executable, module)
+    except NotMeasured as problem:
+        raise problem.of_steps(relative, module) from None
+
+
+def _check_choices(root: Path, script: str, *, as_module: bool) -> None:
+    """Raises CliError where there is no such script, or a job with it has nothing to choose."""
+    relative = program_of(root, script, as_module=as_module)
+    if uses_process_groups(scan(root).manifest, root, relative, as_module=as_module):
         raise CliError(
             f"{relative} uses torch.distributed: its sums are exact, all laptops are in step, and there is nothing to "
             "choose. Plans and predictions are for scripts with mt.prepare",
-            f"meshtrain submit {relative}",
+            f"meshtrain submit {'-m ' * as_module}{script}",
         )
-    return relative

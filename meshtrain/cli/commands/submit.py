@@ -18,10 +18,11 @@ from meshtrain.cli.submission.peers import peers_wanted
 from meshtrain.cli.submission.requirements import interpreter_with, read_requirements
 from meshtrain.cli.submission.resume import check_alone, resume_from
 from meshtrain.cli.submission.send_and_follow import send, started
-from meshtrain.cli.submission.shipping import pack, relative_script
+from meshtrain.cli.submission.shipping import pack, program_of
+from meshtrain.cli.ui.completion import complete_jobs, complete_trainers
 from meshtrain.cli.ui.connection import connected
 from meshtrain.cli.ui.errors import BadCommandLine, reported
-from meshtrain.cli.ui.options import DataDir, Json
+from meshtrain.cli.ui.options import AsModule, DataDir, Json
 from meshtrain.cli.ui.progress import Stages
 from meshtrain.cli.ui.terminal import at_terminal, say
 from meshtrain.packing.imports import uses_process_groups
@@ -65,12 +66,14 @@ class EngineName(StrEnum):
 def submit(
     context: typer.Context,
     script: Annotated[
-        str | None, typer.Argument(metavar="SCRIPT", help="The training script, inside the working directory.")
+        str | None,
+        typer.Argument(metavar="SCRIPT", help="The training script, inside the working directory; with -m a module."),
     ] = None,
     args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="The script's own.")] = None,
     name: Annotated[
         str | None, typer.Option("--name", "-n", metavar="NAME", help="Name of the job; else the script's.")
     ] = None,
+    module: AsModule = False,
     peers: Annotated[
         str | None,
         typer.Option(
@@ -80,7 +83,10 @@ def submit(
             "to MAX in all (2:8; 2: for any number).",
         ),
     ] = None,
-    on: Annotated[str | None, typer.Option("--on", metavar="A,B", help="On exactly these: names or ids.")] = None,
+    on: Annotated[
+        str | None,
+        typer.Option("--on", metavar="A,B", help="On exactly these: names or ids.", autocompletion=complete_trainers),
+    ] = None,
     data: Annotated[
         Path | None,
         typer.Option("--data", metavar="DIR", help="Data folder to ship; ./data if there is one."),
@@ -189,6 +195,7 @@ def submit(
             metavar="JOB[@ROUND]",
             help="Go on from a job's newest checkpoint, or that after ROUND, as `meshtrain checkpoints` lists them; "
             "without SCRIPT all is as it was.",
+            autocompletion=complete_jobs,
         ),
     ] = None,
     partition_wait: Annotated[
@@ -304,8 +311,8 @@ def submit(
     What the script imports is looked for on all devices first; -r has it installed.
 
     Ships the working directory without what .gitignore names, and without secrets such as .env, .ssh or *.pem, of which
-    a line tells. Everything after SCRIPT is the script's, but for a -- right behind it. The exit code is the job's
-    outcome: 0 succeeded, 1 failed, 3 lost, 130 cancelled.
+    a line tells. Everything after SCRIPT is the script's, but for a -- right behind it; so is everything after -m
+    MODULE. The exit code is the job's outcome: 0 succeeded, 1 failed, 3 lost, 130 cancelled.
     """
     own_args = tuple(args or ())
     if own_args[:1] == ("--",):  # as with torchrun: it only says that what follows is the script's
@@ -314,7 +321,7 @@ def submit(
     else:
         misplaced = [arg for arg in own_args if arg.partition("=")[0] in NEVER_THE_SCRIPTS]
         if script is not None and "--" in own_args:
-            _check_dashes(script, own_args, misplaced)
+            _check_dashes(script, own_args, misplaced, module=module)
     count, count_max = peers_wanted(peers)
     if peers is not None and on is not None:
         raise BadCommandLine("--peers and --on exclude each other", "--on with as many names as you want")
@@ -329,8 +336,8 @@ def submit(
     )
     waits = _waits(partition_wait)
     root = Path.cwd()
-    relative = relative_script(root, script)
-    job_name = name if name is not None else Path(relative).stem
+    relative = program_of(root, script, as_module=module)
+    job_name = name if name is not None else script.rpartition(".")[2] if module else Path(relative).stem
     if not 1 <= len(job_name) <= limits.NAME_CHARS_MAX:
         raise BadCommandLine(f"a job's name has 1 to {limits.NAME_CHARS_MAX} characters, this one {len(job_name)}")
     if data is None and (root / DATA_FOLDER).is_dir():
@@ -363,7 +370,7 @@ def submit(
         with Stages() as stages:
             source, shipped_data = pack(root, relative, data, include or (), exclude or (), stages)
         by_daemons = engine is EngineName.MESH and not independent
-        if by_daemons and uses_process_groups(source.manifest, source.root, relative):
+        if by_daemons and uses_process_groups(source.manifest, source.root, relative, as_module=module):
             if typed.pinned.sync or masks or typed.pinned.topology or chosen_codec.name not in GROUP_CODECS:
                 raise BadCommandLine(f"{script} uses torch.distributed: {GROUP_SETTINGS}", "it without them")
             sent = "" if chosen_codec == FP32 else f"; DistributedDataParallel's gradients travel as {chosen_codec}"
@@ -376,7 +383,11 @@ def submit(
                 python = interpreter_with(client, packages, stages)
         chosen = typed
         if plans:
-            shipped = Shipped(relative, source, shipped_data, place, own_args, environment, python)
+            shipped = Shipped(
+                relative,
+                *(source, shipped_data, place, own_args, environment, python),
+                script if module else None,
+            )
             chosen = choose(shipped, typed, quality, data_dir, asks=at_terminal() and not (json or dry_run))
             settings, chosen_codec, chosen_masks = _settings(
                 chosen.sync,
@@ -419,8 +430,9 @@ def submit(
             requirements=packages,
             restarts_max=restart,
             engine=engine.value,
+            as_module=module,
             hubs=chosen.hubs and not typed.on,  # whoever says who trains says which hub, too
-            modules=_modules(source, relative, environment, place),
+            modules=_modules(source, relative, environment, place, as_module=module),
             checkpoint_every=checkpoint_every,
             resume=None if resume is None else resume_from(client, resume),
         )
@@ -432,7 +444,8 @@ def submit(
             try:
                 with Stages() as stages:
                     measurement = measure(
-                        root, relative, own_args, dict(environment), data, settings, chosen_codec, stages, python
+                        *(root, relative, own_args, dict(environment), data),
+                        *(settings, chosen_codec, stages, python, script if module else None),
                     )
                 available = memory_of_members(client, submitted.members)
                 memory = MemoryNeeds(
@@ -455,13 +468,13 @@ def submit(
     raise typer.Exit(started(submitted, notes, data_dir, detach=detach, json=json, predicted=predicted))
 
 
-def _check_dashes(script: str, own_args: tuple[str, ...], misplaced: list[str]) -> None:
+def _check_dashes(script: str, own_args: tuple[str, ...], misplaced: list[str], *, module: bool) -> None:
     """Raises BadCommandLine where options of the job stand between the script and two dashes: whoever types that means
     them for the job."""
     at = own_args.index("--")
     meant = [option for option in misplaced if option in own_args[:at]]
     if meant:
-        ordered = ["meshtrain", "submit", *own_args[:at], script, *own_args[at + 1 :]]
+        ordered = ["meshtrain", "submit", *own_args[:at], *["-m"] * module, script, *own_args[at + 1 :]]
         raise BadCommandLine(
             f"{', '.join(meant)} {'stands' if len(meant) == 1 else 'stand'} behind {script}, where everything is the "
             "script's: options of the job go before it",
@@ -491,6 +504,8 @@ def _resubmit(
     """Submits a job that goes on as it was. Returns the exit code."""
     on, count, count_max = members
     if resume is None:
+        if context.params.get("module"):
+            raise BadCommandLine("which module?", "meshtrain submit -m package.train")
         raise BadCommandLine("which script?", "meshtrain submit train.py")
     check_alone(context, resume)
     with connected(data_dir) as client, Stages() as stages:
@@ -526,7 +541,12 @@ def _settings(
 
 
 def _modules(
-    source: "Packed", script: str, environment: Sequence[tuple[str, str]], data_place: str | None
+    source: "Packed",
+    script: str,
+    environment: Sequence[tuple[str, str]],
+    data_place: str | None,
+    *,
+    as_module: bool,
 ) -> tuple[str, ...]:
     """What the script imports, to be looked for everywhere but in the data folder; nothing where its owner says where
     modules are found."""
@@ -534,7 +554,7 @@ def _modules(
 
     if any(name.startswith("PYTHON") for name, _ in environment):
         return ()
-    needed = modules_needed(source.manifest, source.root, script)
+    needed = modules_needed(source.manifest, source.root, script, as_module=as_module)
     data = None if data_place is None else data_place.partition("/")[0]
     return tuple(name for name in needed if name != data)[: limits.MODULES_MAX]
 

@@ -77,14 +77,14 @@ class FoundChoice:
     Attributes:
         forecast: of the best group, by which the job goes over to another codec by itself; None: it does not.
         typed: by the person.
-        script: that is submitted.
+        runs: the script without a job, as it is typed.
         notes: for the person, before what is chosen.
     """
 
     planned: Planned
     forecast: StepForecast | None
     typed: JobChoice
-    script: str
+    runs: str
     notes: tuple[str, ...]
 
     @property
@@ -119,7 +119,7 @@ class FoundChoice:
         if self.alone:
             who = "--peers 2, or --on with names, trains together"
             if not self.planned.alone:
-                who = f"python {self.script} trains here without a job, and without what one takes; {who}"
+                who = f"{self.runs} trains here without a job, and without what one takes; {who}"
         elif self.typed.names_who:
             who = f"without {self.who_typed()} it is chosen who trains"
         else:
@@ -214,7 +214,7 @@ def find_choice(
         planned,
         forecast,
         typed,
-        shipped.script,
+        shipped.runs,
         (*([busy] if busy is not None else []), *there.notes, *assumptions(others, traced.step.device)),
     )
 

@@ -190,8 +190,9 @@ def _with_fast(found: Planned) -> str:
     return f" With --quality fast: {times(price.against_one)}, {typed_for(found.fast)}."
 
 
-def submit_line(found: Planned, script: str, args: Sequence[str], data: str | None) -> str:
-    """The command that does what was chosen, whole, and chooses nothing anew."""
+def submit_line(found: Planned, script: str, args: Sequence[str], data: str | None, *, as_module: bool = False) -> str:
+    """The command that does what was chosen, whole, and chooses nothing anew. `script`: as it was typed, a module's
+    name where it is run `as_module`."""
     words = ["meshtrain", "submit"] if found.choice is None else ["meshtrain", "submit", "--no-plan"]
     if found.choice is None:
         words += ["--on", found.devices[found.alone].typed] if found.alone else ["--peers", "1"]
@@ -203,7 +204,7 @@ def submit_line(found: Planned, script: str, args: Sequence[str], data: str | No
         words += [] if typed == THE_DEFAULTS else typed.split(" ")
     if data is not None:
         words += ["--data", data]
-    return shlex.join([*words, script, *args])
+    return shlex.join([*words, *["-m"] * as_module, script, *args])
 
 
 def mesh_document(found: Planned, told: str, line: str) -> dict[str, Any]:

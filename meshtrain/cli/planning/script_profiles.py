@@ -41,6 +41,7 @@ class Shipped:
         data: the data folder; `data_place` is where the script finds it below the working directory.
         args, env: the script's.
         python: the interpreter that runs it here.
+        module: its name, where it is run as by `python -m`.
     """
 
     script: str
@@ -50,13 +51,19 @@ class Shipped:
     args: Sequence[str]
     env: Sequence[tuple[str, str]]
     python: str = sys.executable
+    module: str | None = None
+
+    @property
+    def runs(self) -> str:
+        """What a person types to run it here, without a job."""
+        return f"python {self.script}" if self.module is None else f"python -m {self.module}"
 
     def key(self) -> str:
         """Names all that decides how it steps on this machine."""
         decides = [
             self.source.manifest.digest().hex(),
             None if self.data is None else self.data.manifest.digest().hex(),
-            *(self.python, self.data_place, self.script, list(self.args), list(self.env)),
+            *(self.python, self.data_place, self.script, self.module, list(self.args), list(self.env)),
             *(processor_model(), platform.python_version(), [_version(name) for name in VERSIONS]),
         ]
         return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
@@ -76,7 +83,8 @@ def profile(shipped: Shipped, data_dir: Path | None, stages: Stages) -> tuple[Tr
         root = Path(name)
         _lay_out(shipped, root)
         data = None if shipped.data is None else shipped.data.root
-        traced = trace(root, shipped.script, shipped.args, dict(shipped.env), data, stages, TIMEOUT_S, shipped.python)
+        runs = shipped.python, shipped.module
+        traced = trace(root, shipped.script, shipped.args, dict(shipped.env), data, stages, TIMEOUT_S, *runs)
     if programs.part() < NOTABLE_PART:
         _keep(file, traced)
     return traced, programs.note()

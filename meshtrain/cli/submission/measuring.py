@@ -21,6 +21,7 @@ from meshwire.memory_layout.shared_slots import (
     MEASURE_SYNC_VARIABLE,
     MEASURE_VARIABLE,
     SCRIPT_DATA_VARIABLE,
+    WHY_NOT_SUFFIX,
 )
 from meshwire.planning.step_trace import WARM_UP_STEPS, TracedScript
 from meshwire.sync_modes.mode import SyncSettings
@@ -44,10 +45,24 @@ class NotMeasured(Exception):
         super().__init__(text)
         self.failed = failed
 
-    def of_steps(self, script: str) -> CliError:
+    def of_steps(self, script: str, module: str | None = None) -> CliError:
         """What a person is told where its steps were to be timed."""
+        runs = " ".join(("python", *_program(script, module)))
         prepared = f"mt.prepare in {script}, and {TRACED_STEPS_MIN} steps or more behind it (README, Your own script)"
-        return CliError(str(self), f"python {script}, which should run by itself" if self.failed else prepared)
+        return CliError(str(self), f"{runs}, which should run by itself" if self.failed else prepared)
+
+
+class NothingToChoose(NotMeasured):
+    """The script trains in a way of which nothing can be predicted; says which."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, failed=False)
+
+    def of_steps(self, script: str, module: str | None = None) -> CliError:
+        """As that of `NotMeasured`."""
+        typed = " ".join(_program(script, module))
+        way_on = f"meshtrain submit {typed}, which takes --sync bsp --codec fp32 then, or what you type"
+        return CliError(str(self), way_on)
 
 
 def measure(
@@ -60,8 +75,12 @@ def measure(
     codec: CodecSpec,
     stages: Stages,
     python: str = sys.executable,
+    module: str | None = None,
 ) -> Measurement:
     """What `script` prepares, run in `root` as a learner of a job with this `sync` and `codec` would run it.
+
+    Args:
+        module: its name, where it is run as by `python -m`.
 
     Raises:
         NotMeasured: with the end of its output.
@@ -70,10 +89,11 @@ def measure(
     asked = {MEASURE_SYNC_VARIABLE: sync.text(), MEASURE_CODEC_VARIABLE: str(codec)}
     written = _run(
         root,
-        [python, script, *args],
+        [python, *_program(script, module), *args],
         {**env, **asked},
         data,
         _Awaited(
+            script,
             f"running {script} as far as mt.prepare, to see how large its model is",
             "before it called mt.prepare",
             f"{script} has not come to mt.prepare in {MEASURE_TIMEOUT_S:.0f} s",
@@ -93,10 +113,11 @@ def trace(
     stages: Stages,
     timeout_s: float = MEASURE_TIMEOUT_S,
     python: str = sys.executable,
+    module: str | None = None,
 ) -> TracedScript:
     """How `script` steps, run in `root` alone for at most TRACED_STEPS steps behind `mt.prepare`.
 
-    Raises as `measure`.
+    Args and raises as `measure`.
     """
     asked = {
         MEASURE_SYNC_VARIABLE: SyncSettings().text(),
@@ -105,10 +126,11 @@ def trace(
     }
     written = _run(
         root,
-        [python, script, *args],
+        [python, *_program(script, module), *args],
         {**env, **asked},
         data,
         _Awaited(
+            script,
             f"running {script} for a few steps, to see how long they take",
             f"before its steps were timed, {TRACED_STEPS_MIN} behind mt.prepare at least",
             f"{script} has not taken {TRACED_STEPS_MIN} steps in {timeout_s:.0f} s",
@@ -120,9 +142,15 @@ def trace(
     return TracedScript.model_validate_json(written)
 
 
+def _program(script: str, module: str | None) -> tuple[str, ...]:
+    """The words behind `python`."""
+    return (script,) if module is None else ("-m", module)
+
+
 class _Awaited(NamedTuple):
     """What a script is run for, in words: while it runs, behind "it ended", and when it takes too long."""
 
+    script: str
     doing: str
     too_early: str
     too_late: str
@@ -154,9 +182,12 @@ def _run(
                 code = _wait(process, file, awaited, stages)
             finally:
                 _end(process, tree)
+            why = file.with_suffix(WHY_NOT_SUFFIX)
+            if why.exists():
+                raise NothingToChoose(f"{awaited.script} {why.read_text('utf-8')}")
             if not file.exists():
                 how = f"ended with exit code {code}" if code else "ended"
-                raise NotMeasured(f"{argv[1]} {how} {awaited.too_early}{_tail(output)}", failed=code != 0)
+                raise NotMeasured(f"{awaited.script} {how} {awaited.too_early}{_tail(output)}", failed=code != 0)
         return file.read_bytes()
 
 

@@ -17,8 +17,8 @@ from meshtrain.datadir import data_folder
 from meshtrain.errors import MeshtrainError
 from meshwire.message_base import Wire
 from meshwire.messages.config import ConfigShown, GetConfig
-from meshwire.messages.job import Found
-from meshwire.messages.local import GetJobs, GetPeers, Peers
+from meshwire.messages.job import Found, JobSummary
+from meshwire.messages.local import GetJobs, GetPeers, GetStatus, Peers, Status
 
 ANSWER_TIMEOUT_S = 1.0
 _WORD = re.compile(r"[^\W_][\w.@%+,-]*")  # what bash, zsh and fish all take as it is; ":" ends a word in bash
@@ -29,10 +29,53 @@ Offer = tuple[str, str]  # what is typed, and what the shell says of it
 
 
 def complete_jobs(context: typer.Context, incomplete: str) -> list[Offer]:
-    """Ids of jobs, the newest first."""
+    """Ids of jobs, the newest first; behind them names that begin so, once something is typed."""
+    jobs = _jobs(context)
+    offers = [(job.job, _said(f"{job.name}, {job.state}")) for job in jobs if job.job.startswith(incomplete)]
+    if incomplete:
+        newest = {job.name: job for job in reversed(jobs) if job.name.startswith(incomplete)}
+        for name, job in newest.items():
+            if _WORD.fullmatch(name) and not any(one.job.startswith(name.lower()) for one in jobs):
+                offers.append((name, _said(f"{job.job}, {job.state}")))
+    return offers
+
+
+def complete_ranks(context: typer.Context, incomplete: str) -> list[Offer]:
+    """Names of the devices of the job that is meant, or their ranks where a name cannot be typed."""
+    # Behind an option that lacks its value click has read no argument yet, and has kept what was typed before.
+    typed, jobs = context.params.get("job") or next(iter(context.args), None), _jobs(context)
+    meant = [job for job in jobs if not typed or job.job.startswith(typed) or job.name == typed]
+    members = meant[0].members if meant else ()
+    names = Counter(member.name for member in members)
+    offers = [
+        (member.name if names[member.name] == 1 and _WORD.fullmatch(member.name) else str(rank), _said(member.name))
+        for rank, member in enumerate(members)
+    ]
+    return [(offer, said) for offer, said in offers if offer.startswith(incomplete)]
+
+
+def complete_trainers(context: typer.Context, incomplete: str) -> list[Offer]:
+    """Of a list with commas the last one: names of this device and of those that are linked."""
+    before, comma, last = incomplete.rpartition(",")
+    status, peers = _answer(context, GetStatus()), _answer(context, GetPeers())
+    names = [status.name] if isinstance(status, Status) else []
+    names += [peer.name for peer in peers.peers if peer.state == "linked"] if isinstance(peers, Peers) else []
+    taken = set(before.split(","))
+    return [
+        (f"{before}{comma}{name}", _said(name))
+        for name in names
+        if name.startswith(last) and name not in taken and _WORD.fullmatch(name)
+    ]
+
+
+def complete_waiting(context: typer.Context, incomplete: str) -> list[Offer]:
+    """Devices that wait for a person's word."""
+    return [(typed, said) for typed, said in complete_peers(context, incomplete) if "waiting" in said]
+
+
+def _jobs(context: typer.Context) -> list[JobSummary]:
     reply = _answer(context, GetJobs())
-    jobs = newest_first(reply.jobs) if isinstance(reply, Found) else []
-    return [(job.job, _said(f"{job.name}, {job.state}")) for job in jobs if job.job.startswith(incomplete)]
+    return newest_first(reply.jobs) if isinstance(reply, Found) else []
 
 
 def complete_peers(context: typer.Context, incomplete: str) -> list[Offer]:

@@ -23,6 +23,14 @@ LatestJob = Annotated[
     str | None,
     typer.Argument(metavar="JOB", help="Id, a prefix of it, or name; else the latest.", autocompletion=complete_jobs),
 ]
+AsModule = Annotated[
+    bool,
+    typer.Option(
+        "--module",
+        "-m",
+        help="SCRIPT is a module's name, package.train: it runs as by python -m, from the working directory.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 
 

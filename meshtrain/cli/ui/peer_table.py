@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from meshtrain.cli.ui.terminal import made_table, print_table
 from meshtrain.following.shown_text import human_step
-from meshtrain.following.status_line import ABSENT
+from meshtrain.following.status_line import ABSENT, stages_text, trains_in_groups
 from meshwire.messages.job import JobSummary, Member, Metrics, RankReport
 from meshwire.peer_news import losses, name_of, part_of, provisional, restarts, unlinkable, with_names
 from meshwire.text import printable
@@ -50,23 +50,26 @@ def _notes(job: JobSummary) -> list[str]:
 
 def _title(job: JobSummary) -> str:
     rounds = max((report.metrics.round for report in job.ranks), default=0)
-    generation = f", generation {job.generation}" if job.generation else ""
-    waiting = f"; waiting: {printable(job.waiting_for)}" if job.waiting_for else ""
-    return (
-        f"{job.job} {printable(job.name)} {printable(job.state)}, round {max(job.rounds, rounds)}{generation}{waiting}"
-    )
+    facts = [printable(job.state)]
+    facts += [] if trains_in_groups(job) else [f"round {max(job.rounds, rounds)}"]
+    facts += [f"generation {job.generation}"] if job.generation else []
+    told = [stages] if (stages := stages_text(job)) is not None else []
+    told += [f"waiting: {printable(job.waiting_for)}"] if job.waiting_for else []
+    return f"{job.job} {printable(job.name)} " + "; ".join([", ".join(facts), *told])
 
 
 def _row(job: JobSummary, report: RankReport) -> tuple[str, ...]:
     metrics, part = report.metrics, part_of(job, report.rank)
+    counts = (str(metrics.step), str(metrics.ahead), str(metrics.nulls))
+    step, ahead, nulls = ("-",) * len(counts) if metrics.stage == "process group" else counts
     return (
         name_of(job, report.rank),
         part + (f" (run {report.restarts + 1})" if report.restarts else ""),
-        str(metrics.step),
+        step,
         human_step(metrics.step_s) if metrics.step_s else "-",
-        str(metrics.ahead),
+        ahead,
         "-" if metrics.age is None else str(metrics.age),
-        str(metrics.nulls),
+        nulls,
         str(metrics.batch) if metrics.batch else "-",
         "-" if part in ABSENT else _waits_for(job.members, metrics),
     )

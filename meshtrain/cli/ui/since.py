@@ -1,7 +1,7 @@
 """`--since`: how long ago, or a time on the clock of whoever types it."""
 
 import re
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from meshtrain.cli.ui.errors import BadCommandLine
 
@@ -15,12 +15,16 @@ def since_time(typed: str, now_s: float) -> float:
     """Unix time. Raises BadCommandLine."""
     if _DURATION.fullmatch(typed):
         return now_s - sum(float(count) * _UNITS_S[unit] for count, unit in _PART.findall(typed))
-    today = datetime.fromtimestamp(now_s).date()
-    for text in (f"{today} {typed}",) if _CLOCK.fullmatch(typed) else (typed,):
+    is_clock = _CLOCK.fullmatch(typed) is not None
+    hour = typed.rjust(len(typed) + (typed[1:2] == ":"), "0")  # 9:05
+    today = datetime.fromtimestamp(now_s)
+    for day in (today, today - timedelta(days=1)):
         try:
-            return datetime.fromisoformat(text).timestamp()  # without a zone that of this machine
+            at_s = datetime.fromisoformat(f"{day.date()} {hour}" if is_clock else typed).timestamp()
         except (ValueError, OverflowError, OSError):
-            continue
+            break
+        if at_s <= now_s or not is_clock:  # shortly after midnight 23:50 is that of yesterday
+            return at_s  # without a zone that of this machine
     raise BadCommandLine(
         f"--since {typed!r} is neither a duration nor a time",
         '--since 10m, --since 1h30m, --since 14:05, or "2026-05-01 14:05"',

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from meshtrain.errors import ConnectionLost
+from meshtrain.errors import UnexpectedReply
 from meshtrain.train.data.step_samples import StepSamples
 from meshtrain.train.link.channel import Channel
 from meshtrain.train.link.environment import Environment
@@ -109,7 +109,7 @@ def _agree_on_state(channel: Channel, state: ReplicaState, kept: NoKeptState) ->
     by J1 (unit of transfer)."""
     task = _ask(channel, LearnerState(units=state.digests()), "comparison of the start states")
     if not isinstance(task, StateTask):
-        raise ConnectionLost(f"the daemon answered with {type(task).__name__}: it is of another version")
+        raise UnexpectedReply("the comparison of the start states", task)
     progress = RoundProgress()
     if task.kept:
         progress = kept.take_over(state.tensor, task.round)

@@ -96,9 +96,13 @@ class NobodyLearns:
 
 @dataclass(frozen=True, slots=True)
 class WaitingFor:
-    """For people: what is waited for now, of whom and why. Empty: for nothing. Told when it changes."""
+    """For people: what is waited for now, of whom and why. Empty: for nothing. Told when it changes.
+
+    `to_prepare`: that learners come to mt.prepare, which scripts with process groups never do.
+    """
 
     reason: str
+    to_prepare: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -532,11 +532,13 @@ class Membership:
             if isinstance(decision, Departure):
                 self._leave(decision.reason, now_s, decision.kept)
             self._wake_s, waiting = self._proposer.wake_s, self._proposer.waiting
+            to_prepare = self._proposer.waits_to_prepare
         if state.phase is MembershipPhase.OUT:
             self._proposer.forget()
-            waiting = self._ask_in(now_s)
+            waiting, to_prepare = self._ask_in(now_s), False
         effects, state.effects = state.effects, []
         if waiting != self._waiting:
             self._waiting = waiting
-            effects.insert(0, WaitingFor(waiting))  # performing the last effect may make the machine say more
+            # First: performing the last effect may make the machine say more.
+            effects.insert(0, WaitingFor(waiting, to_prepare))
         return effects

@@ -74,6 +74,7 @@ class Proposer:
         self.proposal: Proposal | None = None
         self.wake_s: float | None = None
         self.waiting = ""
+        self.waits_to_prepare = False  # for learners that are to come to mt.prepare
         self.reasons = ""  # of what was wanted last
 
     # What happens to the own proposal.
@@ -211,7 +212,7 @@ class Proposer:
         """The generation that this member proposes now; or that it leaves its history; or None, and `wake_s` and
         `waiting` say when to look again and why."""
         state = self._state
-        self.wake_s, self.waiting = None, ""
+        self.wake_s, self.waiting, self.waits_to_prepare = None, "", False
         if self.proposal is not None:
             self._watch(self.proposal, now_s)
         if self.proposal is not None or (state.own_request.leaves and state.phase is not MembershipPhase.PROMISED):
@@ -558,6 +559,7 @@ class Proposer:
                 self.waiting = f"{_names(late)} to enter generation {state.change.number}"
             case MembershipPhase.RUNNING if state.unprepared:
                 self.waiting = f"{_names(state.unprepared)} to prepare; then the first round begins"
+                self.waits_to_prepare = True
             case MembershipPhase.RUNNING if state.way == "wait":
                 self.waiting = f"{_names(state.may_have_base)}, who may have the model: nobody who is here does"
 

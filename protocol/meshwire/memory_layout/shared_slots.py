@@ -28,6 +28,7 @@ MEASURE_VARIABLE = "MESHTRAIN_MEASURE"  # a file: mt.prepare writes the model's 
 MEASURE_SYNC_VARIABLE = "MESHTRAIN_MEASURE_SYNC"  # the job's --sync,
 MEASURE_CODEC_VARIABLE = "MESHTRAIN_MEASURE_CODEC"  # and its codec: what they do not allow is refused there too
 MEASURE_STEPS_VARIABLE = "MESHTRAIN_MEASURE_STEPS"  # so many steps are timed too, before the script is ended
+WHY_NOT_SUFFIX = ".why"  # of a file beside it: what the script does, so that its steps cannot be timed
 
 DATA_DIR_VARIABLE = "MESHTRAIN_DATA_DIR"  # the daemon's data folder, for every command
 PORTABLE_VARIABLE = "MESHTRAIN_PORTABLE"  # 1: what Windows would use is used here, too

@@ -113,6 +113,7 @@ class JobSpec(Wire):
     restarts_max: RestartsMax | None = None  # P6: how often all scripts are begun again; None: never, and no failure is
     # survived but by mt.prepare
     engine: Engine = "mesh"
+    as_module: bool = False  # `script` is run as by python -m, by the dotted name that its path is
 
 
 class Member(Wire):

@@ -16,6 +16,7 @@ from meshwire.message_base import DeviceId, Name, Wire
 from meshwire.messages.envelope import message
 from meshwire.messages.job import (
     CheckpointEvery,
+    Count,
     Engine,
     GivenUpTag,
     JobSummary,
@@ -311,6 +312,7 @@ class Submit(Wire):
     modules: ModuleNames = ()  # that the script imports, and are to be there
     restarts_max: RestartsMax | None = None  # as of `JobSpec`
     engine: Engine = "mesh"  # as of `JobSpec`
+    as_module: bool = False  # as of `JobSpec`
     hubs: bool = True  # take linked hubs in, where the job can use them; those that `on` names are anyhow
 
 
@@ -395,6 +397,20 @@ class Leave(Wire):
     """Request: this device takes no part in a job any more, the others go on. Reply: `Done` when it has left."""
 
     job: JobId
+
+
+@message("results.remove")
+class RemoveResults(Wire):
+    """Request: delete what a job that has ended has left on this device. Reply: `ResultsRemoved`."""
+
+    job: JobId
+
+
+@message("results.removed")
+class ResultsRemoved(Wire):
+    """Reply: how much it took on the disk."""
+
+    size_bytes: Count
 
 
 @message("codec.change")

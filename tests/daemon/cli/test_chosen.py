@@ -11,7 +11,7 @@ from meshtrain.cli.planning.codec_prices import ProcessorPrices
 from meshtrain.cli.planning.job_choice import FoundChoice, JobChoice, NotChosen, groups_of
 from meshtrain.cli.planning.linked_mesh import LinkedMesh
 from meshtrain.cli.planning.other_programs import OtherPrograms
-from meshtrain.cli.submission.measuring import NotMeasured
+from meshtrain.cli.submission.measuring import NothingToChoose, NotMeasured
 from meshtrain.cli.ui.errors import CliError
 from meshtrain.following.speed import SLOWER_FOR_S, SpeedWatch, prediction_text, speed_text
 from meshwire.job_figures import samples_s
@@ -259,6 +259,16 @@ def test_what_cannot_be_measured_is_said_and_the_defaults_are_taken(endpoint: En
     endpoint.answers[GetStatus] = STATUS.model_copy(update={"jobs_running": 1})
     _, said = submitted(endpoint)
     assert "note: nothing was chosen: a job runs on this device" in said
+
+
+@pytest.mark.usefixtures("mesh")
+def test_of_several_optimizers_nothing_is_chosen_and_the_job_begins(endpoint: Endpoint, script: Measured) -> None:
+    script.fails = NothingToChoose("train.py gives mt.prepare several optimizers: nothing can be chosen for it")
+    body, said = submitted(endpoint)
+    assert (who(body), how(body)) == (((), None, None), ("bsp", None, None))
+    assert "note: nothing was chosen: train.py gives mt.prepare several optimizers: nothing can be chosen" in said
+    assert "note: taken instead: --sync bsp --codec fp32, on all linked laptops\n" in said
+    assert "error" not in said.lower()
 
 
 def test_who_is_named_and_not_known_is_left_to_the_daemon(endpoint: Endpoint, mesh: FakeMesh) -> None:

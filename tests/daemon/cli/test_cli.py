@@ -464,7 +464,10 @@ def test_jobs_newest_first(endpoint: Endpoint) -> None:
 
 def test_a_list_of_jobs_that_begin_so_is_not_a_list_of_all(endpoint: Endpoint) -> None:
     endpoint.answers[GetJobs] = known_jobs(summary())
-    assert run("jobs", "zz").stderr == "No job has an id that begins with 'zz'. See all: meshtrain jobs\n"
+    assert run("jobs", "zz").stderr == (
+        "No job has an id that begins with 'zz', or is called so. See all: meshtrain jobs\n"
+    )
+    assert run("jobs", "train").stdout.splitlines()[1].startswith(JOB)
     endpoint.answers[GetJobs] = known_jobs()
     assert run("jobs").stderr == "No jobs. Start one: meshtrain submit train.py\n"
 

@@ -116,6 +116,9 @@ def test_how_long_ago_or_when() -> None:
     assert since_time("14:05", now_s) == now_s - 55 * 60
     assert since_time("2026-05-01 14:05", now_s) == now_s - 55 * 60
     assert since_time("1970-01-02T00:00:00+00:00", now_s) == 86_400
+    assert since_time("9:05", now_s) == since_time("09:05:00", now_s) == now_s - (5 * 60 + 55) * 60
+    assert since_time("23:50", now_s) == now_s - (15 * 60 + 10) * 60, "what has not come yet was yesterday"
+    assert since_time("15:00", now_s) == now_s
     for typed in ("", "10", "10 minutes", "yesterday", "25:00", "-5m", "m", "1e9h"):
         with pytest.raises(BadCommandLine, match="neither a duration nor a time"):
             since_time(typed, now_s)

@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -11,10 +12,12 @@ from xml.etree import ElementTree
 import pytest
 
 from meshtrain.following.report_page import report_html
+from meshtrain.following.shown_text import clock_text
 from meshtrain.pictures.presence_picture import Spell, presence_svg
 from meshwire import limits
 from meshwire.jobs.lifecycle import JobState
 from meshwire.messages.course import CoursePoint, CoursePresence, GetCourse, JobCourse
+from meshwire.messages.envelope import Failure
 from meshwire.messages.job import Fetch, Fetched, JobSummary, Metrics, RankReport
 from meshwire.messages.local import GetJobs
 from tests.daemon.fakedaemon import JOB, SOFTWARE, Endpoint, known_jobs, member, run, summary
@@ -173,6 +176,104 @@ def test_a_job_that_has_not_begun_or_logged_says_so() -> None:
     assert "is running" in text
     silent = course_of(job, points=(CoursePoint(at_s=1.0, round=1, learning=1),))
     assert "mt.log(loss=loss)" in Page(report_html(silent, {}, "1", BEGAN_S)).text
+
+
+def rows(html: str, section: str) -> list[list[str]]:
+    """Cells of the table below a title."""
+    table = html.partition(f"<h2>{section}</h2>")[2].partition("</section>")[0].partition("<table>")[2]
+    return [
+        [unescape(re.sub("<[^>]+>", "", cell)) for cell in re.findall(r"<t[hd].*?</t[hd]>", row)]
+        for row in re.findall(r"<tr>.*?</tr>", table.partition("</table>")[0])
+    ]
+
+
+def test_each_devices_figures_are_its_own() -> None:
+    figures = (
+        Metrics(step=40, samples=1280, sent_bytes=3 << 20, exposed_s=12.0),
+        Metrics(step=30, samples=960, sent_bytes=5 << 20, exposed_s=150.0),
+    )
+    ranks = tuple(RankReport(job=JOB, rank=at, state="succeeded", metrics=one) for at, one in enumerate(figures))
+    html = report_html(course_of(summary(ranks=ranks)), {}, "1", BEGAN_S)
+    heads, anna, bert = rows(html, "Devices")
+    assert heads[2:] == ["Steps", "Samples", "Sent", "Waited for exchanges", "Software"]
+    assert [anna[0], *anna[2:6]] == ["0 anna", "40", "1,280", "3.0 MiB", "12 s"]
+    assert [bert[0], *bert[2:]] == ["1 bert", "30", "960", "5.0 MiB", "2 min", "not known"]
+    assert anna[6] == "meshtrain 0.1.0, Python 3.11.7, torch 2.13.0, Linux x86_64"
+
+
+def test_a_job_of_process_groups_has_no_figures_of_steps() -> None:
+    """P5."""
+    metrics = Metrics(stage="process group", sent_bytes=3 << 20)
+    ranks = (RankReport(job=JOB, rank=0, state="succeeded", metrics=metrics),)
+    html = report_html(course_of(summary(ranks=ranks), points=()), {}, "1", BEGAN_S)
+    assert "The scripts exchanged by torch.distributed" in html
+    assert "No round" not in html
+    assert rows(html, "Devices")[1][2:5] == ["-", "-", "3.0 MiB"]
+
+
+def test_who_was_there_when_is_told_change_by_change() -> None:
+    html = report_html(course_of(summary()), {}, "1", BEGAN_S + 1000)
+    assert rows(html, "Who was there when")[1:] == [
+        [clock_text(BEGAN_S), "1", "anna", "bert"],
+        [clock_text(BEGAN_S + 9), "2", "anna, bert", "-"],
+        [clock_text(BEGAN_S + 20), "3", "anna", "-"],
+    ]
+    picture = html.partition("<h2>Who was there when</h2>")[2]
+    assert clock_text(BEGAN_S + 36) in picture.partition("</svg>")[0], "it ends with the job, not with the report"
+    page, *bars = [float(x) for x in re.findall(r'<rect[^>]* width="([\d.]+)"', picture.partition("</svg>")[0])]
+    assert page > bars[0]
+    assert bars[0] == pytest.approx(bars[1] * 9 / 11, rel=0.01), "9 s of anna alone, 11 s of both"
+
+
+def test_curves_end_with_what_was_told_last() -> None:
+    text = Page(report_html(course_of(summary()), {}, "1", BEGAN_S)).text
+    for curve in (
+        "loss 0.75",
+        "samples/s, all together 400",
+        "devices that compute 1",
+        "MB sent in a round, by all 0.2",
+    ):
+        assert curve in text, curve
+    values = tuple((f"own {at}", 1.0) for at in range(5))
+    points = tuple(CoursePoint(at_s=1.0 + at, round=at, values=values) for at in (1, 2))
+    text = Page(report_html(course_of(summary(), points=points), {}, "1", BEGAN_S)).text
+    assert [f"own {at}" in text for at in range(5)] == [True] * 3 + [False] * 2, "three of the script's own"
+    sent = ((5, 9), (5, 12), (6, 3), (7, 2003))
+    again = tuple(CoursePoint(at_s=1.0, round=at, sent_bytes=so_far) for at, so_far in sent)
+    text = Page(report_html(course_of(summary(), points=again), {}, "1", BEGAN_S)).text
+    assert "by all 0.002" in text
+    assert "-9e-06" not in text, "what a daemon counts anew is no round of negative size"
+
+
+@pytest.mark.parametrize(
+    ("state", "kind", "said"),
+    [
+        (JobState.SUCCEEDED, "well", ", took 35 s"),
+        (JobState.FAILED, "ill", ", took 35 s"),
+        (JobState.RUNNING, "", ", runs for 17 min"),
+    ],
+)
+def test_how_it_stands_and_how_long_it_took(state: JobState, kind: str, said: str) -> None:
+    job = summary(state) if state is not JobState.RUNNING else summary(state, ended_at_s=None)
+    html = report_html(course_of(job), {}, "7.8", BEGAN_S + 1000)
+    assert f'<p class="{kind}"><strong>job {JOB} ' in html
+    assert said in Page(html).text
+    assert "begun " + clock_text(BEGAN_S + 1) in Page(html).text
+    assert f"Made by meshtrain 7.8 on {clock_text(BEGAN_S + 1000)}" in Page(html).text
+
+
+def test_a_log_that_cannot_be_had_is_no_reason_against_a_report(endpoint: Endpoint, tmp_path: Path) -> None:
+    def fetch(body: Fetch, _: object) -> Fetched | Failure:
+        if body.rank == 1:
+            return Failure(error="bert is not linked now")
+        data = b"\x1b[31mred\x1b[0m\r\nlast\n"
+        return Fetched(data=data[body.offset_bytes :], total_bytes=len(data), end=True)
+
+    endpoint.answers[Fetch] = fetch
+    assert run("report", "-o", "r.html", "--data-dir", str(endpoint.data_dir)).exit_code == 0
+    html = (tmp_path / "r.html").read_text()
+    assert '<h3>0 anna</h3>\n<pre tabindex="0">red\nlast</pre>' in html
+    assert '<h3>1 bert</h3>\n<pre tabindex="0">(not here: bert is not linked now)</pre>' in html
 
 
 def test_a_page_of_the_longest_course_is_of_a_size_to_be_sent() -> None:

@@ -13,11 +13,12 @@ import pytest
 
 from meshtrain.cli.submission import measuring
 from meshtrain.cli.submission.dry_run import PARTS, MemoryNeeds
-from meshtrain.cli.submission.measuring import NotMeasured, measure
+from meshtrain.cli.submission.measuring import NotMeasured, measure, trace
 from meshtrain.cli.submission.shipping import pack
 from meshtrain.cli.ui.errors import CliError
 from meshtrain.cli.ui.progress import Stages
 from meshtrain.packing.shipped_folders import data_place
+from meshtraind.jobs.spec import make_spec, spec_again
 from meshtraind.jobs.submission import Submission
 from meshtraind.transport.requests import RequestFailed
 from meshwire.codecs.registry import FAMILIES, FP32, parse_codec
@@ -27,7 +28,7 @@ from meshwire.memory_layout.footprint import Measurement, ModelSize
 from meshwire.message_base import Wire
 from meshwire.messages.config import NotifyOfJob
 from meshwire.messages.envelope import Done, Failure
-from meshwire.messages.job import Member
+from meshwire.messages.job import BlobRef, Member
 from meshwire.messages.link import AskLinked, LinkedDevices
 from meshwire.messages.local import (
     GetJobs,
@@ -542,3 +543,98 @@ def test_a_script_with_process_groups_may_compress_the_gradients_of_ddp(endpoint
         assert shown.exit_code == 2
         assert "train.py uses torch.distributed: its collectives are exact" in shown.stderr
         assert "of --codec it takes fp16, bf16 and powersgd" in shown.stderr
+
+
+# --- submit -m ---
+
+
+@pytest.fixture
+def package(project: Path) -> Path:
+    """A package with a module that imports what lies beside it, and one that is run by its own name."""
+    (project / "shop" / "deep").mkdir(parents=True)
+    (project / "shop" / "__init__.py").write_text("import einops\n")
+    (project / "shop" / "train.py").write_text("import shop.parts\nfrom . import parts\nimport wandb\n")
+    (project / "shop" / "parts.py").write_text("import yaml\n")
+    (project / "shop" / "__main__.py").write_text("import meshtrain as mt\n")
+    (project / "src" / "inner").mkdir(parents=True)
+    (project / "src" / "inner" / "train.py").touch()
+    return project
+
+
+@pytest.mark.usefixtures("package")
+def test_a_module_is_submitted_as_the_file_that_it_is(endpoint: Endpoint) -> None:
+    """As with python -m and torchrun -m, all behind it is its own."""
+    endpoint.answers[Submit] = accepting({})
+    shown = run("submit", "-d", "-m", "shop.train", "--epochs", "3", "-m", "--peers", "2")
+    assert shown.exit_code == 0, shown.stderr
+    [body] = endpoint.of_type(Submit)
+    assert (body.script, body.as_module, body.name) == ("shop/train.py", True, "train")
+    assert body.args == ("--epochs", "3", "-m", "--peers", "2")
+    assert "--peers stands behind shop.train, so it is the script's" in shown.stderr
+    assert body.modules == ("einops", "wandb", "yaml"), "what its packages import is looked for, too"
+    body = sent_module(endpoint, "shop")
+    assert (body.script, body.as_module, body.name) == ("shop/__main__.py", True, "shop")
+    assert not sent(endpoint).as_module
+
+
+def sent_module(endpoint: Endpoint, module: str) -> Submit:
+    shown = run("submit", "-d", "-m", module)
+    assert shown.exit_code == 0, shown.stderr
+    body: Submit = endpoint.of_type(Submit)[-1]
+    return body
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize("command", ["submit", "plan", "whatif"])
+@pytest.mark.parametrize(
+    ("module", "code", "said", "hint"),
+    [
+        ("shop.trian", 1, "looked for shop/trian.py and shop/trian/__main__.py there", "try: cd into the folder that"),
+        ("shop.deep", 1, "shop.deep is a package without a __main__.py", "try: meshtrain submit -m shop.deep.train"),
+        ("inner.train", 1, "which is what is shipped", "try: cd src && meshtrain submit -m inner.train"),
+        ("shop/train.py", 2, "stands a module's name, with dots", "try: meshtrain submit -m shop.train\n"),
+        ("shop.train.py", 2, "stands a module's name, with dots", "try: meshtrain submit -m shop.train\n"),
+        ("../x", 2, "stands a module's name, with dots", "try: meshtrain submit -m package.module"),
+        ("", 2, "stands a module's name, with dots", "try: meshtrain submit -m package.module"),
+    ],
+)
+def test_a_module_that_is_not_there_is_refused_before_the_daemon_hears_of_it(
+    endpoint: Endpoint, command: str, module: str, code: int, said: str, hint: str
+) -> None:
+    shown = run(command, "-m", module)
+    assert shown.exit_code == code, shown.stderr
+    assert f"error: -m {module}: " in shown.stderr
+    assert said in shown.stderr
+    assert hint in shown.stderr
+    assert endpoint.asked == []
+
+
+@pytest.mark.usefixtures("package")
+def test_m_without_a_module_asks_for_one() -> None:
+    shown = run("submit", "-m")
+    assert shown.exit_code == 2
+    assert "error: which module?\ntry: meshtrain submit -m package.train\n" in shown.stderr
+    shown = run("submit", "-m", "shop.train", "--no-plan", "--", "--epochs", "3")
+    assert "try: meshtrain submit --no-plan -m shop.train --epochs 3\n" in shown.stderr
+
+
+def test_a_module_is_measured_as_python_m_runs_it(package: Path, tmp_path: Path) -> None:
+    """From the working directory, with its packages: what it imports by a dot is found."""
+    (package / "shop" / "__init__.py").write_text("")
+    (package / "shop" / "parts.py").write_text("HERE = 1\n")
+    seen = tmp_path / "seen"
+    (package / "shop" / "train.py").write_text(
+        "import sys\nfrom . import parts\nimport train\n"
+        f"open({str(seen)!r}, 'w').write(f'{{__package__}} {{sys.argv[1:]}}')\n"
+    )
+    with pytest.raises(NotMeasured, match=r"^shop/train\.py ended before"), Stages() as stages:
+        trace(package, "shop/train.py", ("--x",), {}, None, stages, module="shop.train")
+    assert seen.read_text() == "shop ['--x']"
+
+
+def test_a_job_that_goes_on_runs_its_module_again(tmp_path: Path) -> None:
+    body = submission(tmp_path, "pass", as_module=True)
+    files = BlobRef(sha256=bytes(32), size_bytes=1)
+    spec = make_spec(body, sync_settings("bsp"), "a" * 64, files, None)
+    assert spec.as_module
+    assert spec_again(spec, None, "b" * 64).as_module

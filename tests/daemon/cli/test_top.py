@@ -55,6 +55,28 @@ def test_what_is_not_known_yet_is_a_dash_and_who_has_finished_waits_for_nobody()
     ]
 
 
+def test_a_job_of_process_groups_says_what_it_does_and_has_no_rounds(endpoint: Endpoint) -> None:
+    """P5: nobody prepares there, and steps and rounds of it are not known."""
+    metrics = Metrics(stage="process group")
+    ranks = tuple(RankReport(job=JOB, rank=rank, state="running", metrics=metrics) for rank in range(2))
+    job = running(ranks=ranks, rounds=0, generation=1, present=(0, 1), learning=(0, 1))
+    assert [row[2:8] for row in peer_rows(job)] == [("-",) * 6] * 2
+    endpoint.answers |= {GetStatus: STATUS.model_copy(update={"jobs_running": 1}), GetJobs: known_jobs(job)}
+    line = f"{JOB} train running, generation 1; training by torch.distributed"
+    assert line in run("status").stdout.splitlines()
+    assert run("top").stdout.splitlines()[0] == line
+    assert run("jobs").stdout.splitlines()[1].split()[2:5] == ["running", "2", "-"]
+    begun = running(ranks=(ranks[0], running().ranks[1]), rounds=0)
+    assert "; training by" not in run("status").stdout.replace(line, "") + str(peer_rows(begun))
+
+
+def test_before_the_first_step_it_says_how_far_scripts_are() -> None:
+    starting = RankReport(job=JOB, rank=0, state="running", metrics=Metrics(stage="script"))
+    told = io.StringIO()
+    Console(file=told, width=200).print(render_peers(running(ranks=(starting,), rounds=0, learning=(0,))))
+    assert "running, round 0; anna: the script runs, up to mt.prepare" in told.getvalue()
+
+
 def test_ranks_become_names_and_nothing_else_does() -> None:
     assert with_names("rank 1: a, rank 0: b, rank 7, crank 1\x07", MEMBERS) == "bert: a, anna: b, rank 7, crank 1\\x07"
 

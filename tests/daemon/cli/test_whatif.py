@@ -165,6 +165,25 @@ def test_a_script_that_does_not_step_shows_why(monkeypatch: pytest.MonkeyPatch, 
     assert next_step in shown.stderr
 
 
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize("command_line", [("whatif", "train.py"), ("whatif", "-m", "shop")])
+def test_what_a_script_says_of_itself_is_no_failure(project: Path, command_line: tuple[str, ...]) -> None:
+    """A process that does what the traced one does with several optimizers, without torch."""
+    text = (
+        "import os, pathlib\n"
+        "told = pathlib.Path(os.environ['MESHTRAIN_MEASURE']).with_suffix('.why')\n"
+        "told.write_text('gives mt.prepare several optimizers: nothing can be chosen for such a script')\n"
+    )
+    (project / "train.py").write_text(text)
+    (project / "shop").mkdir()
+    (project / "shop" / "__main__.py").write_text(text)
+    shown = run(*command_line)
+    assert (shown.exit_code, shown.stdout) == (1, "")
+    name, typed = ("train.py", "train.py") if len(command_line) == 2 else ("shop/__main__.py", "-m shop")
+    assert f"error: {name} gives mt.prepare several optimizers: nothing can be chosen" in shown.stderr
+    assert f"try: meshtrain submit {typed}, which takes --sync bsp --codec fp32 then" in shown.stderr
+
+
 @pytest.mark.usefixtures("known_script")
 @pytest.mark.parametrize("name", ["whatif", "plan"])
 def test_a_script_with_process_groups_has_nothing_to_choose(tmp_path: Path, name: str) -> None:

@@ -16,10 +16,14 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from meshtrain.following.report_page import report_html
 from meshtraind.dashboard.dashboard import Dashboard
+from meshwire.jobs.lifecycle import JobState
+from meshwire.messages.job import RankReport
 from meshwire.messages.local import Cancel, Leave, MeasureLinks, PairAccept, PairHost, PairJoin, Unpair
 from tests.daemon.browser import Browser, Page, browser, chromium
-from tests.daemon.fakedaemon import JOB
+from tests.daemon.cli.test_report import course_of
+from tests.daemon.fakedaemon import JOB, summary
 from tests.daemon.scripteddaemon import ScriptedDaemon, device, peer, served
 from tests.daemon.waiting import until
 
@@ -248,8 +252,9 @@ async def test_the_keyboard_reaches_everything_and_shows_where_it_is() -> None:
 @pytest.mark.skipif(AXE is None, reason="needs axe-core-python")
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.asyncio
-async def test_axe_finds_nothing(dark: bool) -> None:
-    """WCAG's rules that a machine can check, with all that the page can show; at both widths nothing is cut off."""
+async def test_axe_finds_nothing(dark: bool, tmp_path: Path) -> None:
+    """WCAG's rules that a machine can check, with all that the page can show; at both widths nothing is cut off. So for
+    the file that `meshtrain report` writes."""
     assert AXE is not None
     assert AXE.origin is not None
     rules = Path(os.environ.get("MESHTRAIN_AXE") or Path(AXE.origin).with_name("axe.min.js")).read_text("utf-8")
@@ -280,6 +285,24 @@ async def test_axe_finds_nothing(dark: bool) -> None:
             )
             assert await violations(page) == []
             daemon.peers[0] = peer(1, "bert")
+            written = tmp_path / "report.html"
+            written.write_text(failed_report())
+            page = await chrome.page(width=width, dark=dark)
+            await page.go(written.as_uri())
+            await page.until("document.querySelectorAll('svg').length == 2")
+            await shot(page, f"report-{width}-{'dark' if dark else 'light'}")
+            assert await page.eval(page_width) == await page.eval(seen_width), f"a report cut off at {width} pixels"
+            await page.eval(rules)
+            assert await violations(page) == []
+            assert page.complaints() == []
+
+
+def failed_report() -> str:
+    """All that a report can show: curves, changes, a failure of several lines, a log with long ones, an empty one."""
+    failure = "rank 1 (bert): train.py, line 7: ValueError: no such file\n    open(path)"
+    reports = (RankReport(job=JOB, rank=1, state="failed", error=failure, failure=failure),)
+    job = summary(JobState.FAILED, error=failure, ranks=reports)
+    return report_html(course_of(job), {0: f"step 1\n{'x' * 400}\n", 1: ""}, "1", 1_790_001_000.0)
 
 
 async def violations(page: Page) -> list[str]:

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,11 +12,13 @@ from typing import Any, cast
 
 import pytest
 
+import meshtrain.errors
 from meshtrain.following.log_pieces import ScriptErrors
 from meshtraind.learner import process as learner
 from meshtraind.learner.environment import ScriptPlace, calls_prepare, learner_environment
 from meshtraind.learner.process import INHERITED, LearnerProcess
-from meshtraind.learner.script_error import CHARS_MAX, ScriptError, explain_end
+from meshtraind.learner.script_error import CHARS_MAX, HOPELESS, ScriptError, explain_end
+from meshtraind.learner.script_error import OF_THE_MESH as OF_THE_MESH_KINDS
 from meshtraind.learner.supervisor import RESTARTS_MAX, Ending, LearnerSupervisor, pause_s
 from meshwire.jobs.script_log import ERROR_BEGINS, ERROR_ENDS
 
@@ -36,14 +39,16 @@ FAKE_TORCH = {
 class Ended:
     """A script that was run: its exit code, its log, what a follower sees of it, and what the daemon is told."""
 
-    def __init__(self, folder: Path, text: str, *args: str, alone: bool = False) -> None:
+    def __init__(self, folder: Path, text: str, *args: str, alone: bool = False, module: str = "") -> None:
         source = folder / "src"
-        source.mkdir(exist_ok=True)
-        (source / "train.py").write_text(textwrap.dedent(text))
+        script = source / (module or "train.py")
+        script.parent.mkdir(parents=True, exist_ok=True)
+        script.write_text(textwrap.dedent(text))
         record = folder / "record"
         if record.is_file():
             record.unlink()
-        command = [sys.executable, "-u", str(learner.SCRIPT_RUN), str(record), "alone" if alone else "", "train.py"]
+        how = ["alone" if alone else "", "module" if module else ""]
+        command = [sys.executable, "-u", str(learner.SCRIPT_RUN), str(record), *how, module or "train.py"]
         done = subprocess.run(
             [*command, *args], cwd=source, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
         )
@@ -87,6 +92,57 @@ def test_a_script_runs_as_by_python(tmp_path: Path) -> None:
     assert not seen.log
 
 
+AS_MODULE = """
+    import multiprocessing, os, sys
+    from . import parts
+    import helper
+    class Sample:
+        pass
+    def double(number):
+        return 2 * number
+    if __name__ == "__main__":
+        print(__package__, __spec__.name, __spec__.parent, Sample.__module__, parts.NAME, helper.NAME)
+        print(os.path.relpath(__file__), os.path.relpath(sys.argv[0]), sys.argv[1:], os.path.relpath(sys.path[0]))
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            print(pool.map(double, [1, 2]))
+            pool.close()
+            pool.join()
+"""
+
+
+def test_a_module_runs_as_by_python_m(tmp_path: Path) -> None:
+    """What Python itself makes of it is what the job prints."""
+    write(
+        tmp_path,
+        {
+            "shop/__init__.py": "print('the package first')\n",
+            "shop/parts.py": "NAME = __name__\n",
+            "helper.py": "NAME = __name__\n",
+        },
+    )
+    seen = Ended(tmp_path, AS_MODULE, "--epochs", "3", module="shop/train.py")
+    assert (seen.code, seen.log) == (0, "")
+    source = tmp_path / "src"
+    by_python = [sys.executable, "-u", "-m", "shop.train", "--epochs", "3"]
+    expected = subprocess.run(by_python, cwd=source, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+    assert seen.out == expected.stdout
+    assert "shop shop.train shop __main__ shop.parts helper" in seen.out
+    whole = Ended(tmp_path, "print(__package__, __spec__.name)\n", module="shop/__main__.py")
+    assert whole.out == "the package first\nshop shop.__main__\n"
+    top = Ended(tmp_path, "import helper\nprint(repr(__package__), __spec__.name, helper.NAME)\n", module="train.py")
+    assert top.out == "'' train helper\n"
+
+
+def test_an_error_in_a_module_names_its_file_and_so_does_one_of_its_package(tmp_path: Path) -> None:
+    write(tmp_path, {"shop/__init__.py": ""})
+    seen = Ended(tmp_path, "x = 1\nraise ValueError('no')\n", module="shop/train.py")
+    assert (seen.code, seen.told) == (1, "shop/train.py, line 2: ValueError: no\n    raise ValueError('no')")
+    write(tmp_path, {"shop/__init__.py": "raise KeyError('a')\n"})
+    seen = Ended(tmp_path, "print('never')\n", module="shop/train.py")
+    assert (seen.code, seen.out) == (1, "")
+    assert seen.told.startswith("shop/__init__.py, line 1: KeyError: 'a'")
+
+
 def test_what_it_spawns_finds_what_it_has_defined(tmp_path: Path) -> None:
     """A DataLoader's workers, where they are not forked."""
     seen = Ended(
@@ -121,7 +177,7 @@ def test_a_full_disk_costs_what_is_printed_and_not_the_training(tmp_path: Path) 
     source = tmp_path / "src"
     source.mkdir()
     (source / "train.py").write_text(textwrap.dedent(script))
-    command = [sys.executable, "-u", str(learner.SCRIPT_RUN), str(tmp_path / "record"), "", "train.py"]
+    command = [sys.executable, "-u", str(learner.SCRIPT_RUN), str(tmp_path / "record"), "", "", "train.py"]
     with open("/dev/full", "wb") as full:
         done = subprocess.run(command, cwd=source, stdout=full, stderr=full, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0
@@ -321,6 +377,47 @@ def test_who_calls_prepare_is_seen_in_the_text(tmp_path: Path) -> None:
     assert not calls_prepare(tmp_path / "none.py")
 
 
+@pytest.mark.parametrize("kind", [*OF_THE_MESH_KINDS, *HOPELESS])
+def test_errors_that_are_known_by_their_names_are_there(kind: str) -> None:
+    """The daemon imports no class of the learner's: a name that nobody has would be looked for in vain."""
+    found = getattr(meshtrain.errors, kind)
+    assert issubclass(found, meshtrain.errors.MeshtrainError)
+    assert found.__module__ == "meshtrain.errors"
+
+
+RAISES = "from meshtrain.errors import {0}\nraise {0}('why')\n"
+
+
+def test_the_mesh_is_to_blame_for_its_own_losses_and_for_nothing_else(tmp_path: Path) -> None:
+    """J3: a script that has lost its daemon is started again without end; one that was refused is not."""
+    lost = Ended(tmp_path, RAISES.format("ConnectionLost"))
+    assert lost.error is not None
+    assert lost.error.of_mesh
+    assert lost.told == "train.py, line 2: why\n    raise ConnectionLost('why')"
+    for kind in ("RequestError", "UnexpectedReply", "DaemonNotRunning"):
+        text = RAISES.format(kind) if kind != "UnexpectedReply" else RAISES.format(kind).replace("'why'", "'call', 1")
+        refused = Ended(tmp_path, text)
+        assert refused.error is not None
+        assert not refused.error.of_mesh, kind
+    their_own = Ended(tmp_path, "class ConnectionLost(Exception): pass\nraise ConnectionLost('why')\n")
+    assert their_own.error is not None
+    assert not their_own.error.of_mesh
+
+
+def test_a_refusal_ends_the_restarts_and_a_loss_of_the_daemon_does_not(life: LearnerSupervisor) -> None:
+    """J3."""
+    refused = ScriptError("RequestError", "no", "train.py, line 6", "", False)
+    assert [ends(life, 1, refused), ends(life, 1, refused)] == [Ending.RESTART, Ending.FORWARD]
+
+
+def test_a_world_is_not_over_for_what_the_mesh_has_lost(life: LearnerSupervisor) -> None:
+    """P6: twice the same error at the same line ends a job, if it is the script's own."""
+    for error, again in ((OF_THE_MESH, False), (KEY_ERROR, True)):
+        life.error, life._began_s = error, time.monotonic()
+        life.fails_again(1)
+        assert life.fails_again(1) is again
+
+
 # Whether they are started again
 
 KEY_ERROR = ScriptError("KeyError", "KeyError: 'a'", "train.py, line 6", "", hopeless=False)
@@ -419,7 +516,8 @@ async def test_the_record_of_an_earlier_process_is_not_that_of_the_next(tmp_path
         file = SimpleNamespace(told=str(descriptor), inherited=(descriptor,))
         memory = cast(Any, SimpleNamespace(file=file, kept=SimpleNamespace(file=None)))
         for what, kind in (("fail", "ValueError"), ("pass", None)):
-            spec = cast(Any, SimpleNamespace(script="train.py", args=(what,), independent=False, engine="mesh"))
+            fields = {"script": "train.py", "args": (what,), "independent": False, "engine": "mesh", "as_module": False}
+            spec = cast(Any, SimpleNamespace(**fields))
             process = LearnerProcess(folder, spec, tmp_path / "rank0.log", memory, Path(sys.executable))
             await process.start({}, 5)
             assert await process.wait() == (kind is not None)

@@ -287,7 +287,8 @@ def learner(folder: Path, code: str, argument: str) -> tuple[LearnerProcess, Sha
     job = folder / "jobs" / "one"
     (job / "logs").mkdir(parents=True)
     (job / "train.py").write_text(code)
-    spec = cast(Any, SimpleNamespace(script="train.py", args=(argument,), independent=True, engine="mesh"))
+    fields = {"script": "train.py", "args": (argument,), "independent": True, "engine": "mesh", "as_module": False}
+    spec = cast(Any, SimpleNamespace(**fields))
     memory, log = SharedMemory(), job / "logs" / "0.log"
     log.touch()
     return LearnerProcess(job, spec, log, memory, Path(sys.executable)), memory, log

@@ -1,5 +1,6 @@
 """How a job goes is kept while it runs: bounded, without what was given up, and readable after a daemon's end."""
 
+import itertools
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,7 +48,7 @@ SPEC = cast(
         script="train.py", args=("--lr", "1"), env=(("WANDB_API_KEY", "s3cret"),),
         sync=SimpleNamespace(text=lambda: "bsp"),
         codec="fp16", topology=None, masks=None, engine="mesh", on_nan="stop", seed=7, checkpoint_every="5",
-        resume=None, requirements=(), restarts_max=None,
+        resume=None, requirements=(), restarts_max=None, as_module=False,
     ),
 )  # fmt: skip
 NODE = cast(
@@ -148,6 +149,41 @@ def test_a_daemon_that_returns_goes_on_with_it(job: JobSeen) -> None:
     assert kept is not None
     assert (kept.points, kept.presence) == (first.course().points, first.course().presence)
     assert kept.summary.ranks[0].metrics.sent_bytes == 300
+
+
+def test_a_daemon_that_returns_late_in_a_long_job_goes_on_as_coarsely(
+    job: JobSeen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "COURSE_POINTS_MAX", 10)
+    first = keeper(job)
+    for round_ in range(1, 30):
+        job.at(round_)
+        first.look(job.summary(), float(round_))
+    packed = first.to_save(0.0, 30.0)
+    assert packed is not None
+    save_course(job.folder, packed)
+    alone = cast(Node, SimpleNamespace(device=ANNA, software=SOFTWARE, links={}))
+    second = CourseKeeper(alone, cast(Job, job))
+    second.go_on()
+    before = [point.round for point in second.course().points]
+    apart = min(after - before for before, after in itertools.pairwise(before))
+    assert apart > 1
+    for round_ in (before[-1] + 1, before[-1] + apart):
+        job.at(round_)
+        second.look(job.summary(), float(round_))
+    kept = second.course()
+    assert [point.round for point in kept.points] == [*before, before[-1] + apart], "not every round again"
+    assert dict(kept.software) == {0: SOFTWARE, 1: SOFTWARE}, "of who is away now, too"
+
+
+def test_a_setting_that_is_endless_is_cut(job: JobSeen) -> None:
+    job.spec = SimpleNamespace(**vars(SPEC) | {"args": ("x" * 10**6,)})
+    assert len(dict(keeper(job).course().settings)["arguments"]) == limits.REASON_CHARS_MAX
+
+
+def test_a_script_that_is_a_module_is_told_as_one() -> None:
+    spec = cast(Any, SimpleNamespace(**vars(SPEC) | {"script": "shop/train.py", "as_module": True}))
+    assert dict(described(spec))["script"] == "shop/train.py, as a module"
 
 
 @pytest.mark.parametrize("content", [b"", b"\xc1", b"\x81\xa1a\x01", bytes(limits.COURSE_BYTES_MAX + 1)])

@@ -27,6 +27,7 @@ from meshtraind.peers.links import Links
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session import session as session_module
 from meshtraind.session.barriers import Barriers
+from meshtraind.session.membership_driver import MembershipDriver
 from meshtraind.session.metrics import MetricsKeeper
 from meshtraind.session.session import JobSession
 from meshtraind.storage.blobs import BlobStore
@@ -39,6 +40,7 @@ from meshwire.codecs.registry import parse_codec
 from meshwire.discovery.addressbook import AddressBook
 from meshwire.frames.header import Header, Kind
 from meshwire.jobs.lifecycle import JobEvent, JobState, job_number, new_job_id
+from meshwire.membership.effects import WaitingFor
 from meshwire.memory_layout.shared_slots import MemoryLayout
 from meshwire.message_base import Wire
 from meshwire.messages.job import (
@@ -834,3 +836,17 @@ def test_a_job_of_several_devices_has_exchanged_something(
     spec = SimpleNamespace(independent=independent, engine="mesh")
     job = SimpleNamespace(members=members, spec=spec, reports=reports)
     assert Job.should_have_exchanged.fget(job) is should  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("to_prepare", [False, True])
+def test_what_is_waited_for_is_noted_with_whether_it_is_mt_prepare(to_prepare: bool) -> None:
+    """P5: which scripts with process groups never call."""
+    noted: list[tuple[str, bool]] = []
+    spec = SimpleNamespace(job=JOB, restarts_max=None)
+    driver = MembershipDriver.__new__(MembershipDriver)
+    driver._witness = None
+    driver._job = cast(
+        Job, SimpleNamespace(spec=spec, wait=lambda reason, *, to_prepare: noted.append((reason, to_prepare)))
+    )
+    driver._perform_one(WaitingFor("anna", to_prepare))
+    assert noted == [("anna", to_prepare)]

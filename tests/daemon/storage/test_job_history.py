@@ -214,6 +214,25 @@ def test_a_killed_daemon_knows_since_when_a_job_ran_and_how_far_it_was(
     history.close()
 
 
+def test_nobody_waits_for_mt_prepare_where_scripts_have_process_groups(tmp_path: Path) -> None:
+    """P5: `status` said so as long as the job ran, and the owner was told that it needs help."""
+    spec = JobSpec(
+        job=new_job_id(bytes(8)), name="train", submitter=DEVICE, created_at_s=1.0, script="train.py", args=(),
+        env=(), files=BlobRef(sha256=bytes(32), size_bytes=1), data=None, sync=sync_settings("bsp"), codec="fp32",
+        on_nan="stop", seed=1, bucket_bytes=4096, hash_every=0, trace=False,
+    )  # fmt: skip
+    members = tuple(Member(device=letter * 64, incarnation=1, name=letter) for letter in "ab")
+    history = JobHistory(tmp_path / "jobs.db", now_s=0.0)
+    job = Job(spec, members, 0, tmp_path, history)
+    job.wait("a and b to prepare", to_prepare=True)
+    assert job.summary().waiting_for == job.waiting == "a and b to prepare"
+    job.report(RankReport(job=spec.job, rank=1, state="running", metrics=Metrics(stage="process group")))
+    assert (job.summary().waiting_for, job.waiting) == (None, "")
+    job.wait("promises of generation 2: b")
+    assert job.waiting == "promises of generation 2: b", "that is waited for with process groups, too"
+    history.close()
+
+
 def ended(number: int, ended_s: float, *, began: bool = True, error: str | None = None) -> JobRecord:
     changes = {"ended_s": ended_s, "started_s": 1.0 if began else None, "error": error}
     return record(number, JobState.FAILED).model_copy(update=changes)

@@ -99,7 +99,7 @@ async def test_a_daemon_deletes_what_has_expired_says_so_and_leaves_all_else_alo
         assert left(jobs) == {young.id, running.id, unknown, "backup"}
         assert [summary_of(job).expired_at_s is None for job in history.newest()] == [True, True, False]
         questions = JobQueries(node, board.registry, board.admission)
-        gone = f"the results and logs of job {old.id} on this device have expired: they were deleted on 20.*90 days"
+        gone = f"the results and logs of job {old.id} on this device are gone: they were deleted on 20.*90 days"
         with pytest.raises(RequestFailed, match=gone):
             await questions.outputs(ListOutputs(job=old.id), forward=False)
         for what in ("log", "output"):
@@ -125,10 +125,47 @@ async def test_a_daemon_deletes_what_has_expired_says_so_and_leaves_all_else_alo
         history.close()
 
 
+@pytest.mark.asyncio
+async def test_a_person_is_rid_of_what_one_job_has_left_and_of_nothing_else(tmp_path: Path) -> None:
+    """`meshtrain rm`: of jobs that have ended; what they were stays known."""
+    now_s = time.time()
+    history = JobHistory(tmp_path / "jobs.db", now_s)
+    old, young, running = record(1), record(2), record(3, JobState.RUNNING)
+    jobs = tmp_path / "jobs"
+    for job, ended_s in ((old, now_s - DAY_S), (young, now_s - DAY_S), (running, None)):
+        history.put(job.model_copy(update={"started_s": 1.0, "ended_s": ended_s}))
+        make(jobs, job.id)
+    stranger = make(jobs, record(4).id)
+    node: Any = SimpleNamespace(
+        device=old.members[0], name="anna", history=history, links={}, job_folder=lambda id_: jobs / id_,
+        blobs=BlobStore(tmp_path / "blobs"), data_dir=tmp_path, settings=LiveSettings(tmp_path),
+    )  # fmt: skip
+    router = JobRouter(node, DialsNobody())
+    lives: dict[str, Any] = {running.id: SimpleNamespace(ended=False)}
+    router.registry._jobs.update(lives)
+    try:
+        assert await router.housekeeper.remove(old.id) >= 2 * len(KIB_16)
+        assert left(jobs) == {young.id, running.id, stranger.name}
+        gone = {job.id: summary_of(job).expired_at_s for job in history.newest()}
+        assert gone[young.id] is gone[running.id] is None
+        assert (gone[old.id] or 0) >= now_s
+        with pytest.raises(RequestFailed, match=f"nothing of job {old.id} lies on this device"):
+            await router.housekeeper.remove(old.id)
+        with pytest.raises(RequestFailed, match=f"job {running.id} has not ended .* meshtrain cancel {running.id}"):
+            await router.housekeeper.remove(running.id)
+        assert left(jobs) == {young.id, running.id, stranger.name}
+        await router.housekeeper.remove(stranger.name)  # the history has forgotten it
+        assert left(jobs) == {young.id, running.id}
+    finally:
+        router.registry._jobs.clear()
+        await router.close()
+        history.close()
+
+
 @pytest.mark.usefixtures("plain_environment")
 def test_the_list_of_jobs_says_what_has_expired(endpoint: Endpoint) -> None:
     gone = summary(JobState.SUCCEEDED).model_copy(update={"expired_at_s": NOW_S})
     endpoint.answers[GetJobs] = known_jobs(gone)
     shown = run("jobs")
-    assert "succeeded, expired" in shown.stdout, shown.stderr
+    assert "succeeded, deleted" in shown.stdout, shown.stderr
     assert json.loads(run("jobs", "--json").stdout)[0]["expired_at_s"] == NOW_S

@@ -13,6 +13,7 @@ import torch
 
 from meshtrain.errors import UsageError
 from meshtrain.train import traced_run
+from meshtrain.train.api import joined
 from meshtrain.train.dry_run import measured_model
 from meshtrain.train.traced_run import StepClock, TimedStep, TracedProcess
 from meshwire.memory_layout.shared_slots import (
@@ -20,6 +21,7 @@ from meshwire.memory_layout.shared_slots import (
     MEASURE_STEPS_VARIABLE,
     MEASURE_SYNC_VARIABLE,
     MEASURE_VARIABLE,
+    WHY_NOT_SUFFIX,
 )
 from meshwire.planning.step_trace import WARM_UP_STEPS, TracedScript
 from tests.daemon.realjobs import WITHOUT_COMPILER
@@ -204,6 +206,21 @@ def test_a_second_model_is_refused_as_in_a_job(asked: Path, clock: Clock) -> Non
     world = prepared(train)
     with pytest.raises(UsageError, match="second time"):
         world.prepare(train.model, train.optimizer)
+
+
+def test_of_several_optimizers_it_is_said_that_nothing_can_be_predicted(asked: Path, clock: Clock) -> None:
+    """In a sentence behind the script's name, and the script ends in order: it has done nothing wrong."""
+    train = SlowSteps(clock)
+    other = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
+    world = TracedProcess.take()
+    assert world is not None
+    with pytest.raises(SystemExit) as ended:
+        world.prepare(*joined([train.model, torch.nn.Linear(2, 2)], [train.optimizer, other]))
+    assert ended.value.code == 0
+    assert not asked.exists()
+    said = asked.with_suffix(WHY_NOT_SUFFIX).read_text()
+    assert said.startswith("gives mt.prepare several optimizers: ")
+    assert "nothing can be predicted or chosen" in said
 
 
 SCRIPT = f"""{WITHOUT_COMPILER}

@@ -8,12 +8,14 @@ from meshtrain.packing.imports import modules_needed
 from meshwire.jobs.files import FileEntry, FileManifest
 
 
-def needed(folder: Path, files: dict[str, str], script: str = "train.py") -> tuple[str, ...]:
+def needed(
+    folder: Path, files: dict[str, str], script: str = "train.py", *, as_module: bool = False
+) -> tuple[str, ...]:
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     entries = tuple(FileEntry(path=name, size_bytes=1, sha256=bytes(32), executable=False) for name in sorted(files))
-    return modules_needed(FileManifest(entries=entries), folder, script)
+    return modules_needed(FileManifest(entries=entries), folder, script, as_module=as_module)
 
 
 def test_packages_are_named_and_pythons_own_modules_are_not(tmp_path: Path) -> None:
@@ -63,3 +65,16 @@ def test_where_nothing_can_be_known_nothing_is_claimed(tmp_path: Path, text: str
 def test_one_file_that_says_where_modules_are_speaks_for_all(tmp_path: Path) -> None:
     files = {"train.py": "import sys\nsys.path.append('lib')\nimport other\n", "other.py": "import mine\n"}
     assert needed(tmp_path, files) == ()
+
+
+def test_of_a_module_its_packages_are_read_too_and_names_are_looked_for_where_it_is_run(tmp_path: Path) -> None:
+    files = {
+        "shop/__init__.py": "import einops\n",
+        "shop/deep/train.py": "import helper\nimport tools\nfrom . import near\n",
+        "shop/deep/near.py": "import yaml\n",
+        "shop/deep/helper.py": "import never_run\n",
+        "tools.py": "import tqdm\n",
+    }
+    found = needed(tmp_path, files, "shop/deep/train.py", as_module=True)
+    assert found == ("einops", "helper", "tqdm", "yaml")
+    assert "helper" not in needed(tmp_path, files, "shop/deep/train.py")

@@ -19,6 +19,7 @@ from meshwire.membership.effects import (
     Send,
     Shunned,
     TurnedAway,
+    WaitingFor,
 )
 from meshwire.membership.inputs import (
     CannotCatchUp,
@@ -152,6 +153,24 @@ def test_a_lost_member_is_proposed_away_by_the_lowest_live_rank() -> None:
     assert Resume(proposed.generation) in effects
     assert one.waiting() == ""
     assert one.deadline() is None
+
+
+def test_where_learners_are_to_begin_it_is_said_that_mt_prepare_is_waited_for() -> None:
+    """G9: of scripts with process groups, which never come there, nobody is to be told so (P5)."""
+    made = Membership(MEMBERS[0], JOB, TIMEOUTS, 0.0, generation=Generation.first(JOB, ONE, MEMBERS), known=())
+    told = [
+        effect
+        for member in MEMBERS[1:]
+        for effect in made.handle(LinkUp(member.device, member.incarnation), 0.0)
+        if isinstance(effect, WaitingFor)
+    ]
+    assert told[-1].reason.endswith("to prepare; then the first round begins")
+    assert told[-1].to_prepare
+    made.handle(LinkDown(THREE, "closed"), 1.0)
+    lost = made.handle(TimerDue(), 1.0 + TIMEOUTS.relink_grace_s)
+    waits = [effect for effect in lost if isinstance(effect, WaitingFor)]
+    assert waits
+    assert not any(effect.to_prepare for effect in waits), "of a change of generation all are told"
 
 
 def test_the_next_rank_waits_a_turn() -> None:
