@@ -15,6 +15,7 @@ from meshtraind.owner.settings import SettingsError
 from meshtraind.peers.links import Link
 from meshtraind.peers.mesh import Mesh
 from meshtraind.peers.selection import devices_together
+from meshtraind.runtime.threads import in_thread
 from meshtraind.transport.connection import Connection, Emit, RequestFailed
 from meshwire import limits
 from meshwire.frames.header import Header
@@ -32,6 +33,7 @@ from meshwire.messages.local import (
     ChangeCodec,
     EnvironmentMade,
     GetJobs,
+    GetMachine,
     GetPeers,
     GetStatus,
     Leave,
@@ -170,6 +172,8 @@ class LocalHandler:
                 return await self._dashboard.open(self)
             case GetPeers():
                 return Peers(peers=self._measuring.with_figures(mesh.peers()))
+            case GetMachine():
+                return await in_thread(lambda _: mesh.node.settings.sensors.state())
             case GetNetwork():
                 return mesh.network()
             case AskTogether():

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from meshwire import limits
 from meshwire.jobs.lifecycle import TERMINAL_STATES, JobState
 from meshwire.messages.job import JobSummary, LogValues, Metrics, RankReport
+from meshwire.messages.local import MachineState
 from meshwire.peer_news import failures, losses, outcome_notes, part_of, provisional, restarts, unlinkable, with_names
 from meshwire.text import printable
 
@@ -89,8 +90,7 @@ def _members(job: JobSummary) -> list[dict[str, Any]]:
 
 def _member(job: JobSummary, rank: int, report: RankReport) -> dict[str, Any]:
     metrics, part = report.metrics, part_of(job, rank)
-    blocked = not metrics.finished and part not in ABSENT
-    waits = (metrics.waiting_for or None) if blocked else None
+    waits = _waits_for(job, rank, report)
     return {
         "rank": rank,
         "device": job.members[rank].device,
@@ -107,8 +107,32 @@ def _member(job: JobSummary, rank: int, report: RankReport) -> dict[str, Any]:
         ),
         "values": shown(metrics.values),
         "waits_for": None if waits is None else with_names(waits, job.members),
-        "waits_for_ranks": sorted({int(found) for found in re.findall(r"\brank (\d+)\b", waits or "")}),
     }
+
+
+def _waits_for(job: JobSummary, rank: int, report: RankReport) -> str | None:
+    blocked = not report.metrics.finished and part_of(job, rank) not in ABSENT
+    return (report.metrics.waiting_for or None) if blocked else None
+
+
+def waits_for_ranks(job: JobSummary, rank: int) -> list[int]:
+    """Other members whose part of a round this one waits for."""
+    report = next((report for report in job.ranks if report.rank == rank), None)
+    waits = None if report is None else _waits_for(job, rank, report)
+    named = {int(found) for found in re.findall(r"\brank (\d+)\b", waits or "")}
+    return sorted(named & set(range(len(job.members))) - {rank})
+
+
+def machine_text(machine: MachineState) -> str:
+    """How this machine is now, as far as it tells."""
+    power = {None: "", True: ", plugged in", False: ", not plugged in"}[machine.plugged]
+    told = [
+        None if machine.busy is None else f"processor {machine.busy:.0%} busy",
+        None if machine.celsius is None else f"{machine.celsius:.0f} °C",
+        None if machine.battery is None else f"battery {machine.battery:.0%}{power}",
+        {None: None, True: "lid closed", False: "lid open"}[machine.lid_closed],
+    ]
+    return ", ".join(filter(None, told))
 
 
 def loss_of(reports: Sequence[Metrics]) -> tuple[str, float] | None:

@@ -150,6 +150,28 @@ class Peers(Wire):
     peers: tuple[PeerSummary, ...]
 
 
+@message("get.machine")
+class GetMachine(Wire):
+    """Request. Reply: `MachineState`."""
+
+
+@message("machine")
+class MachineState(Wire):
+    """Reply: how the machine of this daemon is now. What it does not tell is None, and so is `busy` the first time.
+
+    Attributes:
+        busy: the part of its processor that was in use since this was asked last, 0 to 1.
+        battery: how full its battery is, 0 to 1.
+        plugged: whether it takes its power from outside.
+    """
+
+    busy: Annotated[float, Field(ge=0, le=1)] | None = None
+    celsius: float | None = None
+    battery: Annotated[float, Field(ge=0, le=1)] | None = None
+    plugged: bool | None = None
+    lid_closed: bool | None = None
+
+
 @message("ask.together")
 class AskTogether(Wire):
     """Request: which devices a job would run on now, in ring order, hubs last. Reply:

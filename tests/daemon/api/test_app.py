@@ -27,7 +27,17 @@ from meshwire import limits
 from meshwire.frames.header import HEADER_BYTES, LAYOUT, MAGIC, WIRE_VERSION, Header, Kind
 from meshwire.message_base import Wire
 from meshwire.messages.job import BlobRef, JobSpec
-from meshwire.messages.local import DashboardOpened, OpenDashboard, PairAccept, PairCode, PairJoin, Unpair, Watched
+from meshwire.messages.local import (
+    DashboardOpened,
+    GetMachine,
+    MachineState,
+    OpenDashboard,
+    PairAccept,
+    PairCode,
+    PairJoin,
+    Unpair,
+    Watched,
+)
 from meshwire.sync_modes.mode import sync_settings
 from tests.daemon.fakedaemon import summary
 from tests.daemon.httpclient import EventStream, HttpClient
@@ -317,6 +327,7 @@ async def test_a_person_takes_and_removes_those_that_others_introduce(tmp_path: 
         pins.wait(Pin(carl.device_id, "carl", carl.certificate_pem, time.time(), bert.device_id))
         assert [(one.name, one.added_by) for one in mesh.waiting] == [("carl", "bert")]
         assert {row.name: row.state for row in mesh.peers()} == {"bert": "paired", "carl": "waiting"}
+        assert isinstance(await handler.answer(GetMachine(), lambda _: None), MachineState)
         heard: list[tuple[str, ...]] = []
 
         def follow(event: Wire) -> None:
