@@ -56,8 +56,8 @@ def looked(*looks: tuple[JobSummary, float], settings: dict[str, str] | None = N
     return traffic
 
 
-def facts(job: JobSummary, traffic: JobTraffic | None = None, **settings: str) -> dict[str, str]:
-    return dict(job_facts(job, WatchedJob(traffic=traffic or JobTraffic(), settings=settings)))
+def facts(job: JobSummary, seen: JobTraffic | None = None, /, **settings: str) -> dict[str, str]:
+    return dict(job_facts(job, WatchedJob(traffic=seen or JobTraffic(), settings=settings)))
 
 
 def test_links_between_others_carry_what_their_ends_report() -> None:
@@ -130,9 +130,11 @@ def test_each_codec_of_a_job_saves_by_its_own_measure() -> None:
     before = job_of((5 * MB, 5 * MB), 3, codecs=begun)
     after = job_of((6 * MB, 6 * MB), 9, codecs=begun)
     traffic = looked((before, 0.0), (after, 1.0))
-    assert (traffic.saved_bytes, traffic.since_round) == (pytest.approx(2 * MB, rel=0.01), 1)
+    assert traffic.saved_bytes == pytest.approx(2 * MB, rel=0.01)
+    assert traffic.since_round == 1
     late = looked((after, 0.0), (job_of((7 * MB, 7 * MB), 10, codecs=begun), 1.0))
-    assert (late.saved_bytes, late.since_round) == (pytest.approx(2 * MB, rel=0.01), 10)
+    assert late.saved_bytes == pytest.approx(2 * MB, rel=0.01)
+    assert late.since_round == 10
     assert "since round 10" in facts(job_of((7 * MB, 7 * MB), 10, codecs=begun), late)["Bytes"]
 
 
@@ -228,7 +230,7 @@ def test_staleness_is_the_bound_and_what_came_of_it(sync: str, ages: tuple[int, 
 
 def test_facts_of_others_are_text() -> None:
     job = job_of((MB, MB), 5, codec="int8\x1b[2J\u202e")
-    assert all(char.isprintable() for text in facts(job, **RING).values() for char in text)
+    assert all(char.isprintable() for text in facts(job, None, **RING).values() for char in text)
 
 
 def test_the_prices_of_all_codecs_as_far_as_they_were_measured(tmp_path: Path) -> None:
