@@ -12,18 +12,19 @@ from meshwire.message_base import Wire
 from meshwire.messages.course import CoursePoint, GetCourse, JobCourse
 from meshwire.messages.envelope import Done
 from meshwire.messages.job import Fetch, Fetched, Found, JobSummary, Member, Metrics, Prediction, RankReport
+from meshwire.messages.link import MachineState
 from meshwire.messages.local import (
     Cancel,
     ChangeCodec,
     CodecTaken,
     GetJobs,
-    GetMachine,
+    GetMachines,
     GetPeers,
     GetStatus,
     Leave,
     LinksMeasured,
     LinkTraffic,
-    MachineState,
+    Machines,
     MeasureLinks,
     PairAccept,
     PairCode,
@@ -154,7 +155,7 @@ class ScriptedDaemon:
         return tuple(member(device(at), name) for at, name in enumerate(self.names))
 
     async def answer(self, body: Wire, emit: Emit) -> Wire:
-        if not isinstance(body, GetStatus | GetPeers | GetJobs | GetCourse | GetMachine | Fetch):
+        if not isinstance(body, GetStatus | GetPeers | GetJobs | GetCourse | GetMachines | Fetch):
             self.asked.append(body)
         if self.failure is not None:
             raise RequestFailed(self.failure)
@@ -165,8 +166,10 @@ class ScriptedDaemon:
                 return Peers(peers=tuple(self.peers))
             case GetJobs():
                 return Found(jobs=tuple(job for job in self.jobs.values() if job.job.startswith(body.prefix)))
-            case GetMachine():
-                return self.machine
+            case GetMachines():
+                theirs = MachineState(busy=0.9, battery=0.41, plugged=False)
+                linked = [one.device for one in self.peers if one.state == "linked"]
+                return Machines(machines=((device(0), self.machine), *((one, theirs) for one in linked)))
             case GetCourse():
                 return self._course(body.job)
             case ChangeCodec():

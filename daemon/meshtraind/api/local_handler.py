@@ -15,7 +15,6 @@ from meshtraind.owner.settings import SettingsError
 from meshtraind.peers.links import Link
 from meshtraind.peers.mesh import Mesh
 from meshtraind.peers.selection import devices_together
-from meshtraind.runtime.threads import in_thread
 from meshtraind.transport.connection import Connection, Emit, RequestFailed
 from meshwire import limits
 from meshwire.frames.header import Header
@@ -33,7 +32,7 @@ from meshwire.messages.local import (
     ChangeCodec,
     EnvironmentMade,
     GetJobs,
-    GetMachine,
+    GetMachines,
     GetPeers,
     GetStatus,
     Leave,
@@ -172,8 +171,8 @@ class LocalHandler:
                 return await self._dashboard.open(self)
             case GetPeers():
                 return Peers(peers=self._measuring.with_figures(mesh.peers()))
-            case GetMachine():
-                return await in_thread(lambda _: mesh.node.settings.sensors.state())
+            case GetMachines():
+                return await self._measuring.machines.all()
             case GetNetwork():
                 return mesh.network()
             case AskTogether():

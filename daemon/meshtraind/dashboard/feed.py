@@ -28,10 +28,10 @@ from meshwire.messages.course import GetCourse, JobCourse
 from meshwire.messages.job import Found, JobSummary
 from meshwire.messages.local import (
     GetJobs,
-    GetMachine,
+    GetMachines,
     GetPeers,
     GetStatus,
-    MachineState,
+    Machines,
     Peers,
     PeerSummary,
     Status,
@@ -167,7 +167,8 @@ class Feed:
         if self._machine_s is not None and now_s - self._machine_s < MACHINE_S:
             return
         self._machine_s = now_s
-        self._set("machine", "machine", machine_text(await self._ask(GetMachine(), MachineState)))
+        machines = (await self._ask(GetMachines(), Machines)).machines
+        self._set("machines", "machines", {device: machine_text(state) for device, state in machines})
         prices = await in_thread(lambda _: read_prices(Path(status.data_dir)))
         self._set("codecs", "codecs", shown(codec_list(prices)))
 
@@ -207,7 +208,7 @@ class Feed:
         runs = still_runs(job)
         return told | {
             "facts": job_facts(job, one),
-            "prediction": shown(job.prediction),
+            "prediction": shown(job.prediction and job.prediction.model_dump(include={"samples_s", "alone_samples_s"})),
             "changes": runs,
             "links": one.traffic.links(job, one.settings) if runs else [],
             "owed": one.traffic.owed(job, one.settings) if runs else [],

@@ -58,13 +58,15 @@ def _plan(job: JobSummary, settings: dict[str, str]) -> str:
         return ""
     known = settings | {"codec": job.codec}
     begun = " ".join(f"--{name} {known[name]}" for name in ("sync", "codec", "topology", "masks") if name in known)
-    return ", ".join([begun, *(f"from round {change.first} on --codec {change.codec}" for change in job.codecs)])
+    by = {"plan": " (by itself, for the network was no more what it was planned for)"}
+    changes = [f"from round {one.first} on --codec {one.codec}{by.get(one.by, '')}" for one in job.codecs]
+    return ", ".join([begun, *changes])
 
 
 def _predicted(job: JobSummary) -> str:
     if job.prediction is None:
         alone = job.codec is None or len(job.members) < 2
-        return "" if alone else "nothing, for `submit` has chosen nothing: settings were typed, or a job was resumed"
+        return "" if alone else "nothing: settings were typed, or it goes on from another job"
     together_s, alone_s = job.prediction.samples_s, job.prediction.alone_samples_s
     return (
         f"{together_s:,.3g} samples/s, {together_s / alone_s:.2g}x the fastest laptop alone, which makes {alone_s:,.3g}"

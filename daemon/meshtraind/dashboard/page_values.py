@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from meshwire import limits
 from meshwire.jobs.lifecycle import TERMINAL_STATES, JobState
 from meshwire.messages.job import JobSummary, LogValues, Metrics, RankReport
-from meshwire.messages.local import MachineState
+from meshwire.messages.link import MachineState
 from meshwire.peer_news import failures, losses, outcome_notes, part_of, provisional, restarts, unlinkable, with_names
 from meshwire.text import printable
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import psutil
 
-from meshwire.messages.local import MachineState
+from meshwire import limits
+from meshwire.messages.link import MachineState
 
 LIDS = Path("/proc/acpi/button/lid")
 # Chips of processors, as Linux names them; of others a disk or a radio may be meant.
@@ -55,8 +56,11 @@ class MachineSensors:
     def state(self) -> MachineState:
         """All of it. Blocks on the sensors."""
         battery, plugged = self.charge()
+        heat = self.celsius()
+        if heat is not None and not -limits.CELSIUS_MAX <= heat <= limits.CELSIUS_MAX:
+            heat = None
         return MachineState(
-            busy=self.load(), celsius=self.celsius(), battery=battery, plugged=plugged, lid_closed=self.lid_closed()
+            busy=self.load(), celsius=heat, battery=battery, plugged=plugged, lid_closed=self.lid_closed()
         )
 
     def lid_closed(self) -> bool | None:

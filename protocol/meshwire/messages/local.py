@@ -28,7 +28,7 @@ from meshwire.messages.job import (
     Text,
     TopologyName,
 )
-from meshwire.messages.link import Software, Version
+from meshwire.messages.link import MachineState, Software, Version
 from meshwire.planning.measured_link import MeasuredLink
 from meshwire.sync_modes.codec_changes import CodecChange, CodecName
 
@@ -150,26 +150,16 @@ class Peers(Wire):
     peers: tuple[PeerSummary, ...]
 
 
-@message("get.machine")
-class GetMachine(Wire):
-    """Request. Reply: `MachineState`."""
+@message("get.machines")
+class GetMachines(Wire):
+    """Request: how this machine is now, and those of linked devices. Reply: `Machines`."""
 
 
-@message("machine")
-class MachineState(Wire):
-    """Reply: how the machine of this daemon is now. What it does not tell is None, and so is `busy` the first time.
+@message("machines")
+class Machines(Wire):
+    """Reply: this one first, and those that have answered."""
 
-    Attributes:
-        busy: the part of its processor that was in use since this was asked last, 0 to 1.
-        battery: how full its battery is, 0 to 1.
-        plugged: whether it takes its power from outside.
-    """
-
-    busy: Annotated[float, Field(ge=0, le=1)] | None = None
-    celsius: float | None = None
-    battery: Annotated[float, Field(ge=0, le=1)] | None = None
-    plugged: bool | None = None
-    lid_closed: bool | None = None
+    machines: Annotated[tuple[tuple[DeviceId, MachineState], ...], Field(max_length=limits.PEERS_MAX + 1)]
 
 
 @message("ask.together")

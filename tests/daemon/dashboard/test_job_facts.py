@@ -17,7 +17,7 @@ from meshwire.codecs.registry import FAMILIES
 from meshwire.jobs.lifecycle import JobState
 from meshwire.messages.course import GetCourse
 from meshwire.messages.job import JobSummary, Metrics, RankReport
-from meshwire.messages.local import GetMachine
+from meshwire.messages.local import GetMachines
 from meshwire.planning.kept_prices import NAME, KeptPrice, KeptPrices
 from meshwire.sync_modes.codec_changes import CodecChange
 from tests.daemon.fakedaemon import JOB
@@ -195,6 +195,8 @@ def test_what_was_predicted_stands_beside_what_is_measured() -> None:
     assert plain["Measured"] == "120 samples/s, 1.5x one laptop"
     changed = daemon.jobs[JOB].model_copy(update={"codecs": (CodecChange(first=9, codec="int4"),)})
     assert facts(changed, sync="bsp")["Plan"] == "--sync bsp --codec int8, from round 9 on --codec int4"
+    by_plan = daemon.jobs[JOB].model_copy(update={"codecs": (CodecChange(first=9, codec="int4", by="plan"),)})
+    assert facts(by_plan)["Plan"].startswith("--codec int8, from round 9 on --codec int4 (by itself, for the network")
 
 
 def test_overlap_is_the_time_of_exchanges_that_nobody_waited_for() -> None:
@@ -276,7 +278,7 @@ async def test_a_course_is_asked_for_once_and_the_machine_now_and_then() -> None
     feed = Feed(daemon, ShownCode(daemon), Sessions())
     for _ in range(5):
         await feed._look()
-    assert (daemon.count(GetCourse), daemon.count(GetMachine)) == (1, 1)
+    assert (daemon.count(GetCourse), daemon.count(GetMachines)) == (1, 1)
     daemon.settings = None
     daemon.jobs["1kx3000000bb"] = daemon.jobs[JOB].model_copy(update={"job": "1kx3000000bb"})
     feed.soon()

@@ -14,7 +14,7 @@ from meshtraind.dashboard.shown_code import ShownCode
 from meshwire import limits
 from meshwire.jobs.lifecycle import JobState
 from meshwire.messages.job import Metrics
-from meshwire.messages.local import MachineState
+from meshwire.messages.link import MachineState
 from tests.daemon.fakedaemon import JOB, summary
 from tests.daemon.scripteddaemon import ScriptedDaemon, course, device, peer
 

@@ -19,7 +19,7 @@ from meshtraind.session.session import JobSession
 from meshwire.codecs.registry import parse_codec
 from meshwire.jobs.lifecycle import JobState
 from meshwire.messages.learner import LearnerApplied, LearnerBucket, LearnerSealed, RoundDone
-from meshwire.messages.local import MachineState
+from meshwire.messages.link import MachineState
 from meshwire.model.plan import plan_buckets
 from tests.daemon.session.test_session_edges import MODEL, Script, board_of_one, job_alone, may_start, prepare
 from tests.daemon.waiting import until

@@ -1,7 +1,7 @@
 // The dashboard: shows what the daemon says, as text, and asks it for what a person does.
 const MEMORY = "meshtrain-key"; // of this address and port alone, other than cookies
 const LINES_MAX = 2000, RETRY_MS = 2000, TOAST_MS = 8000;
-const state = { jobs: [], peers: [], charts: new Map(), links: new Map() };
+const state = { jobs: [], peers: [], charts: new Map(), links: new Map(), machines: {} };
 const plots = {};
 let key = localStorage.getItem(MEMORY) ?? "", chosen = null, reading = null, toastTimer = 0, locked = false;
 
@@ -127,7 +127,7 @@ const show = {
     }
   },
   peers(peers) { state.peers = peers; devices(); },
-  machine(text) { set($("machine"), `${text ? `This device now: ${text}. ` : "This device tells nothing of its load, heat or battery. "}Of other devices no message tells that.`); },
+  machines(machines) { state.machines = machines; devices(); },
   codecs({ processor, rows }) {
     set($("prices-note"), `Bits: at most, where they follow the values. Loss: measured in step, 120 steps of a small GPT. ${processor ? `Processor: timed here (${processor})` : "Processor: not timed yet; meshtrain plan SCRIPT does"}.`);
     $("codec-names").replaceChildren(...rows.map((row) => made("option", { value: row.name })));
@@ -173,7 +173,7 @@ function devices() {
   fill($("peers"), rows, (peer) => peer.device, (peer) => [
     peer.name, [peer.state, STATES[peer.state] ?? ""], peer.own ? "–" : peer.added_by ?? (peer.state === "seen" ? "–" : "a code"),
     number(peer.rtt_s == null ? "–" : seconds(peer.rtt_s)), number(peer.own ? "–" : rateOf(peer)), number(sentOn(peer)),
-    number(peer.measured?.peer_speed ? `${short(peer.measured.peer_speed)}x this one` : "–"), number(peer.cores ?? "–"),
+    number(peer.measured?.peer_speed ? `${short(peer.measured.peer_speed)}x this one` : "–"), state.machines[peer.device] || "–", number(peer.cores ?? "–"),
     number(peer.memory_bytes ? bytes(peer.memory_bytes) : "–"), peer.refused ? [peer.refused, "bad"] : software(peer.software),
   ], (peer) => {
     const button = (text, name, run) => { const one = made("button", { type: "button", "aria-label": `${text} ${name}` }, text); one.onclick = () => run(one); return one; };
