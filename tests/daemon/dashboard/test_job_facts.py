@@ -289,6 +289,7 @@ async def test_a_course_is_asked_for_once_and_the_machine_now_and_then() -> None
     assert dict(told[0]["facts"])["Plan"] == "--sync bsp --codec int8 --topology ring"
     assert dict(told[1]["facts"])["Plan"] == "--codec int8"
     assert (len(told[0]["links"]), told[1]["links"]) == (3, [])
+    assert told[0]["prediction"] == {"samples_s": 125.0, "alone_samples_s": 75.0}
 
 
 @pytest.mark.asyncio

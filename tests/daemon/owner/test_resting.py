@@ -209,6 +209,9 @@ def test_a_battery_is_told_as_far_as_it_is_known(
     assert sensors.state() == MachineState(battery=charge[0], plugged=charge[1], lid_closed=None)
     monkeypatch.setattr(psutil, "sensors_battery", gone, raising=False)
     assert sensors.charge() == (None, None), "it was taken out meanwhile"
+    broken = {"coretemp": [SimpleNamespace(label="", current=65_261.9)]}
+    monkeypatch.setattr(psutil, "sensors_temperatures", lambda: broken, raising=False)
+    assert sensors.state().celsius is None
 
 
 async def one_step(session: JobSession) -> None:
