@@ -103,7 +103,7 @@ class ScriptedDaemon:
         self.warnings: tuple[str, ...] = ()
         self.settings: dict[str, str] | None = {"sync": "bsp", "codec": "int8", "topology": "ring"}
         self.points: tuple[CoursePoint, ...] = ()
-        self.machine = MachineState(busy=0.37, celsius=61.0, battery=0.82, plugged=True, lid_closed=False)
+        self.machine = MachineState(busy=0.37, celsius=61.0, battery=0.82, plugged=True)
         self.guest = asyncio.Event()  # types the code that is shown
 
     def train(self, step: int, **changes: Any) -> None:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from meshtraind.dashboard.answers import Answers
 from meshtraind.dashboard.codec_list import codec_list, read_prices
 from meshtraind.dashboard.job_facts import WatchedJob, job_facts, overlap_of, still_runs
-from meshtraind.dashboard.page_values import has_ended, machine_text, shown, shown_job, shown_line
+from meshtraind.dashboard.page_values import has_ended, shown, shown_job, shown_line
 from meshtraind.dashboard.sessions import BrowserSession, Sessions
 from meshtraind.dashboard.shown_code import ShownCode
 from meshtraind.runtime.tasks import TaskSet
@@ -168,7 +168,7 @@ class Feed:
             return
         self._machine_s = now_s
         machines = (await self._ask(GetMachines(), Machines)).machines
-        self._set("machines", "machines", {device: machine_text(state) for device, state in machines})
+        self._set("machines", "machines", {device: shown(state) for device, state in machines})
         prices = await in_thread(lambda _: read_prices(Path(status.data_dir)))
         self._set("codecs", "codecs", shown(codec_list(prices)))
 

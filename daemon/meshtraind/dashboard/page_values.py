@@ -10,7 +10,6 @@ from pydantic import BaseModel
 from meshwire import limits
 from meshwire.jobs.lifecycle import TERMINAL_STATES, JobState
 from meshwire.messages.job import JobSummary, LogValues, Metrics, RankReport
-from meshwire.messages.link import MachineState
 from meshwire.peer_news import failures, losses, outcome_notes, part_of, provisional, restarts, unlinkable, with_names
 from meshwire.text import printable
 
@@ -121,18 +120,6 @@ def waits_for_ranks(job: JobSummary, rank: int) -> list[int]:
     waits = None if report is None else _waits_for(job, rank, report)
     named = {int(found) for found in re.findall(r"\brank (\d+)\b", waits or "")}
     return sorted(named & set(range(len(job.members))) - {rank})
-
-
-def machine_text(machine: MachineState) -> str:
-    """How this machine is now, as far as it tells."""
-    power = {None: "", True: ", plugged in", False: ", not plugged in"}[machine.plugged]
-    told = [
-        None if machine.busy is None else f"processor {machine.busy:.0%} busy",
-        None if machine.celsius is None else f"{machine.celsius:.0f} °C",
-        None if machine.battery is None else f"battery {machine.battery:.0%}{power}",
-        {None: None, True: "lid closed", False: "lid open"}[machine.lid_closed],
-    ]
-    return ", ".join(filter(None, told))
 
 
 def loss_of(reports: Sequence[Metrics]) -> tuple[str, float] | None:

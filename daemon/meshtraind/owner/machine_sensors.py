@@ -54,14 +54,12 @@ class MachineSensors:
         return min(1.0, max(0.0, (used_s - before[0]) / (total_s - before[1])))
 
     def state(self) -> MachineState:
-        """All of it. Blocks on the sensors."""
+        """Load, heat and battery. Blocks on the sensors."""
         battery, plugged = self.charge()
         heat = self.celsius()
         if heat is not None and not -limits.CELSIUS_MAX <= heat <= limits.CELSIUS_MAX:
             heat = None
-        return MachineState(
-            busy=self.load(), celsius=heat, battery=battery, plugged=plugged, lid_closed=self.lid_closed()
-        )
+        return MachineState(busy=self.load(), celsius=heat, battery=battery, plugged=plugged)
 
     def lid_closed(self) -> bool | None:
         """Whether its lid is closed; None where it does not say."""

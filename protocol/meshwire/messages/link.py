@@ -110,4 +110,3 @@ class MachineState(Wire):
     celsius: Annotated[float, Field(ge=-limits.CELSIUS_MAX, le=limits.CELSIUS_MAX)] | None = None
     battery: Annotated[float, Field(ge=0, le=1)] | None = None
     plugged: bool | None = None
-    lid_closed: bool | None = None

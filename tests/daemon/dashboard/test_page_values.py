@@ -8,13 +8,12 @@ import pytest
 
 from meshtraind.dashboard.chart import Chart
 from meshtraind.dashboard.feed import Feed
-from meshtraind.dashboard.page_values import loss_of, machine_text, shown, shown_job, shown_text, waits_for_ranks
+from meshtraind.dashboard.page_values import loss_of, shown, shown_job, shown_text, waits_for_ranks
 from meshtraind.dashboard.sessions import Sessions
 from meshtraind.dashboard.shown_code import ShownCode
 from meshwire import limits
 from meshwire.jobs.lifecycle import JobState
 from meshwire.messages.job import Metrics
-from meshwire.messages.link import MachineState
 from tests.daemon.fakedaemon import JOB, summary
 from tests.daemon.scripteddaemon import ScriptedDaemon, course, device, peer
 
@@ -102,23 +101,6 @@ def test_a_chart_begins_with_what_the_daemon_has_kept() -> None:
     long.begin(course(*range(1, 2 * limits.DASHBOARD_POINTS_MAX)))
     assert len(long.points) <= limits.DASHBOARD_POINTS_MAX
     assert long.points[0][0] == 1
-
-
-@pytest.mark.parametrize(
-    ("machine", "text"),
-    [
-        (MachineState(), ""),
-        (MachineState(busy=0.374), "processor 37% busy"),
-        (MachineState(battery=0.5, plugged=False), "battery 50%, not plugged in"),
-        (
-            MachineState(busy=1.0, celsius=61.4, battery=1.0, plugged=True, lid_closed=True),
-            "processor 100% busy, 61 °C, battery 100%, plugged in, lid closed",
-        ),
-        (MachineState(battery=0.2, lid_closed=False), "battery 20%, lid open"),
-    ],
-)
-def test_a_machine_is_told_as_far_as_it_tells(machine: MachineState, text: str) -> None:
-    assert machine_text(machine) == text
 
 
 async def looked(daemon: ScriptedDaemon, *changes: Any) -> Feed:

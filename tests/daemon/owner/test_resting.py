@@ -206,7 +206,7 @@ def test_a_battery_is_told_as_far_as_it_is_known(
     def gone() -> None:
         raise FileNotFoundError("energy_now")
 
-    assert sensors.state() == MachineState(battery=charge[0], plugged=charge[1], lid_closed=None)
+    assert sensors.state() == MachineState(battery=charge[0], plugged=charge[1])
     monkeypatch.setattr(psutil, "sensors_battery", gone, raising=False)
     assert sensors.charge() == (None, None), "it was taken out meanwhile"
     broken = {"coretemp": [SimpleNamespace(label="", current=65_261.9)]}

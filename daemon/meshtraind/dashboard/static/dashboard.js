@@ -103,6 +103,11 @@ function rateOf(peer) {
   const link = peer.state === "linked" ? linkOf(peer) : undefined;
   return link ? (link.bytes_per_s == null ? "never full" : mbit(link.bytes_per_s)) : "–";
 }
+const percent = (part) => part == null ? "–" : `${Math.round(100 * part)} %`;
+function machineOf(peer) {
+  const { busy, celsius, battery, plugged } = (peer.own || peer.state === "linked" ? state.machines[peer.device] : null) ?? {};
+  return [percent(busy), celsius == null ? "–" : `${Math.round(celsius)} °C`, percent(battery) + (battery != null && plugged === false ? ", unplugged" : "")].map(number);
+}
 function sentOn(peer) {
   const link = peer.state === "linked" ? linkOf(peer) : undefined;
   return link ? bytes(link.sent_bytes) + (link.spared_bytes ? `, ${bytes(link.spared_bytes)} packed away` : "") : "–";
@@ -171,9 +176,9 @@ function devices() {
   if (!state.status) return;
   const own = state.status, rows = [{ device: own.device, name: own.name, own: true, state: "this device", software: own.software }, ...state.peers];
   fill($("peers"), rows, (peer) => peer.device, (peer) => [
-    peer.name, [peer.state, STATES[peer.state] ?? ""], peer.own ? "–" : peer.added_by ?? (peer.state === "seen" ? "–" : "a code"),
+    peer.name, [peer.state, STATES[peer.state] ?? ""], ...machineOf(peer), peer.own ? "–" : peer.added_by ?? (peer.state === "seen" ? "–" : "a code"),
     number(peer.rtt_s == null ? "–" : seconds(peer.rtt_s)), number(peer.own ? "–" : rateOf(peer)), number(sentOn(peer)),
-    number(peer.measured?.peer_speed ? `${short(peer.measured.peer_speed)}x this one` : "–"), state.machines[peer.device] || "–", number(peer.cores ?? "–"),
+    number(peer.measured?.peer_speed ? `${short(peer.measured.peer_speed)}x this one` : "–"), number(peer.cores ?? "–"),
     number(peer.memory_bytes ? bytes(peer.memory_bytes) : "–"), peer.refused ? [peer.refused, "bad"] : software(peer.software),
   ], (peer) => {
     const button = (text, name, run) => { const one = made("button", { type: "button", "aria-label": `${text} ${name}` }, text); one.onclick = () => run(one); return one; };
@@ -273,7 +278,7 @@ function job() {
     member.name, [member.part + (member.restarts ? ` (run ${member.restarts + 1})` : ""), PARTS[member.part] ?? ""],
     member.finished ? "(has finished)" : member.waits_for ?? "–", number(member.round), number(member.step),
     number(member.step_s ? seconds(member.step_s) : "–"), number(member.samples_per_s ? short(member.samples_per_s) : "–"), number(member.batch || "–"), number(member.ahead),
-    number(member.age ?? "–"), number(member.nulls), number(seconds(member.exposed_s)), number(member.overlap == null ? "–" : `${Math.round(100 * member.overlap)} %`),
+    number(member.age ?? "–"), number(member.nulls), number(seconds(member.exposed_s)), number(percent(member.overlap)),
     number(bytes(member.sent_bytes)), number(member.sends_bytes_s == null ? "–" : mbit(member.sends_bytes_s)),
     member.values.map(([name, value]) => `${name} ${short(value)}`).join(", ") || "–",
   ]);
