@@ -9,11 +9,11 @@ from html import escape
 from itertools import pairwise
 
 from meshtrain.following.shown_text import clock_text, human_seconds, printable_lines
-from meshtrain.following.speed import prediction_text, speed_text
 from meshtrain.following.status_line import trains_in_groups
 from meshtrain.following.watching import has_ended, outcome_lines
 from meshtrain.pictures.curves_picture import PANELS_MAX, curves_svg
 from meshtrain.pictures.presence_picture import Spell, presence_svg
+from meshwire.job_figures import prediction_text, speed_text
 from meshwire.jobs.files import human_bytes
 from meshwire.messages.course import JobCourse
 from meshwire.messages.job import RankReport

@@ -1,4 +1,4 @@
-"""How fast a job is: beside one laptop alone, and beside what was predicted when its settings were chosen."""
+"""Notices that a job is slower than was predicted when its settings were chosen."""
 
 from meshwire.job_figures import samples_s
 from meshwire.messages.job import JobSummary
@@ -7,32 +7,6 @@ from meshwire.text import printable
 
 SLOWER = 0.75  # of what was predicted: nine of ten predictions are nearer than that (tests/bench/results/predicted.md)
 SLOWER_FOR_S = 60.0  # before it is told: evaluations and checkpoints take less
-
-
-def speed_text(job: JobSummary) -> str | None:
-    """How many samples a second, and how many times those of the fastest laptop alone; None while that is not known.
-
-    Alone is what was predicted for it, else what the fastest does while it computes: alone it would do a little less.
-    """
-    measured = samples_s(job)
-    if measured is None:
-        return None
-    alone = max((report.metrics.samples_per_s for report in job.ranks), default=0.0)
-    alone = job.prediction.alone_samples_s if job.prediction is not None else alone
-    together = len(job.learning) > 1 and alone > 0
-    return f"{measured:,.3g} samples/s" + (f", {measured / alone:.2g}x one laptop" if together else "")
-
-
-def prediction_text(job: JobSummary) -> str | None:
-    """Both in a line; None where nothing was predicted, or nothing was measured."""
-    measured_s = samples_s(job)
-    if job.prediction is None or measured_s is None:
-        return None
-    predicted_s, alone_s = job.prediction.samples_s, job.prediction.alone_samples_s
-    return (
-        f"predicted {predicted_s:,.3g} samples/s, measured {measured_s:,.3g}: {measured_s / predicted_s:.0%} of it, "
-        f"{measured_s / alone_s:.2f}x one laptop alone"
-    )
 
 
 class SpeedWatch:

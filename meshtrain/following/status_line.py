@@ -6,8 +6,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 
 from meshtrain.following.shown_text import human_seconds, human_step
-from meshtrain.following.speed import speed_text
-from meshwire.job_figures import mean_values
+from meshwire.job_figures import mean_values, speed_text
 from meshwire.jobs.lifecycle import TERMINAL_STATES
 from meshwire.messages.job import JobSummary, Stage
 from meshwire.peer_news import part_of, with_names

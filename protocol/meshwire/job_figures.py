@@ -21,3 +21,29 @@ def samples_s(job: JobSummary) -> float | None:
     counting = [reports.get(rank) for rank in job.learning] or list(reports.values())
     rates = [0.0 if each is None else each.throughput_samples_s for each in counting]
     return sum(rates) if rates and min(rates) > 0 else None
+
+
+def speed_text(job: JobSummary) -> str | None:
+    """How many samples a second, and how many times those of the fastest laptop alone; None while that is not known.
+
+    Alone is what was predicted for it, else what the fastest does while it computes: alone it would do a little less.
+    """
+    measured = samples_s(job)
+    if measured is None:
+        return None
+    alone = max((report.metrics.samples_per_s for report in job.ranks), default=0.0)
+    alone = job.prediction.alone_samples_s if job.prediction is not None else alone
+    together = len(job.learning) > 1 and alone > 0
+    return f"{measured:,.3g} samples/s" + (f", {measured / alone:.2g}x one laptop" if together else "")
+
+
+def prediction_text(job: JobSummary) -> str | None:
+    """Both in a line; None where nothing was predicted, or nothing was measured."""
+    measured_s = samples_s(job)
+    if job.prediction is None or measured_s is None:
+        return None
+    predicted_s, alone_s = job.prediction.samples_s, job.prediction.alone_samples_s
+    return (
+        f"predicted {predicted_s:,.3g} samples/s, measured {measured_s:,.3g}: {measured_s / predicted_s:.0%} of it, "
+        f"{measured_s / alone_s:.2f}x one laptop alone"
+    )

@@ -40,9 +40,12 @@ DASHBOARD_JOBS_MAX = 30  # the newest, on the page
 DASHBOARD_EVENTS_MAX = 200  # the newest, on the page
 DASHBOARD_POINTS_MAX = 300  # of one job's chart: beyond it every second point goes
 DASHBOARD_CHARTS_MAX = 8  # jobs whose charts are kept, the newest
+DASHBOARD_LINKS_MAX = 160  # of one job, in the picture: a ring of 64, not each with each
+DASHBOARD_PRICES_BYTES_MAX = 256 * KIB  # of what was timed of codecs: thirty take 8 KiB
 DASHBOARD_TEXT_CHARS_MAX = 4000  # of one text on the page; logs have the rest
 
 # Measuring a link (W7)
+CELSIUS_MAX = 300.0  # of a processor: a sensor that says more is broken
 MEASURE_S_MAX = 2.0  # of one link, all in all: nobody waits longer for a figure
 MEASURE_LEG_S = 0.4  # for which chunks are sent, one way or both
 MEASURE_LEG_BYTES_MAX = 64 * MIB  # in one such leg: a tenth of a second of what the fastest links take

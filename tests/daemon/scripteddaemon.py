@@ -9,16 +9,22 @@ from meshtraind.dashboard.dashboard import Dashboard
 from meshtraind.transport.connection import Emit, RequestFailed
 from meshwire.jobs.lifecycle import JobState
 from meshwire.message_base import Wire
+from meshwire.messages.course import CoursePoint, GetCourse, JobCourse
 from meshwire.messages.envelope import Done
-from meshwire.messages.job import Fetch, Fetched, Found, JobSummary, Member, Metrics, RankReport
+from meshwire.messages.job import Fetch, Fetched, Found, JobSummary, Member, Metrics, Prediction, RankReport
+from meshwire.messages.link import MachineState
 from meshwire.messages.local import (
     Cancel,
+    ChangeCodec,
+    CodecTaken,
     GetJobs,
+    GetMachines,
     GetPeers,
     GetStatus,
     Leave,
     LinksMeasured,
     LinkTraffic,
+    Machines,
     MeasureLinks,
     PairAccept,
     PairCode,
@@ -32,6 +38,7 @@ from meshwire.messages.local import (
     Unpaired,
 )
 from meshwire.planning.measured_link import MeasuredLink
+from meshwire.sync_modes.codec_changes import CodecChange, newest_codec
 from tests.daemon.fakedaemon import JOB, SOFTWARE, STATUS, member, summary
 
 DEADLINE_S = 15.0
@@ -45,6 +52,7 @@ MEASURED = MeasuredLink(
     wired=False,
     peer_wired=False,
     at_s=1_790_000_000.0,
+    peer_speed=1.25,
 )
 
 
@@ -67,12 +75,21 @@ def peer(at: int, name: str, state: Any = "linked", **more: Any) -> PeerSummary:
     return PeerSummary(**(fields | more))
 
 
+def course(*rounds: int) -> tuple[CoursePoint, ...]:
+    """What a daemon has kept of these rounds."""
+    return tuple(
+        CoursePoint(at_s=float(number), round=number, values=(("loss", 9.0),), samples_s=50.0) for number in rounds
+    )
+
+
 class ScriptedDaemon:
     """Answers what the dashboard asks.
 
     Attributes:
         asked: what was asked for, but for what the page shows by itself.
         logs: by rank.
+        settings: by which its jobs are defined, as their courses tell; None: no course is known.
+        points: of their courses.
     """
 
     def __init__(self, names: tuple[str, ...] = ("anna", "bert", "carl")) -> None:
@@ -84,6 +101,9 @@ class ScriptedDaemon:
         self.sent_bytes = 0
         self.failure: str | None = None
         self.warnings: tuple[str, ...] = ()
+        self.settings: dict[str, str] | None = {"sync": "bsp", "codec": "int8", "topology": "ring"}
+        self.points: tuple[CoursePoint, ...] = ()
+        self.machine = MachineState(busy=0.37, celsius=61.0, battery=0.82, plugged=True)
         self.guest = asyncio.Event()  # types the code that is shown
 
     def train(self, step: int, **changes: Any) -> None:
@@ -101,6 +121,9 @@ class ScriptedDaemon:
                     values=(("loss", 4.0 / (1 + step / 20) + rank / 50),),
                     step_s=0.42 + rank / 10,
                     exposed_s=step / 50,
+                    exchange_s=step / 10,
+                    throughput_samples_s=40.0,
+                    ages=(step,),
                     sent_bytes=self.sent_bytes,
                     payload_bytes=self.sent_bytes,
                     samples_per_s=max(5.0, 80.0 - 9 * rank),
@@ -121,6 +144,9 @@ class ScriptedDaemon:
             "learning": all_ranks,
             "hashes_compared": step // 10,
             "replicas_equal": True if step >= 10 else None,
+            "prediction": Prediction(samples_s=125.0, alone_samples_s=75.0),
+            "codec": "int8",
+            "codecs": self.jobs[JOB].codecs if JOB in self.jobs else (),
         }
         self.jobs[JOB] = summary(JobState.RUNNING, **(fields | changes))
 
@@ -129,7 +155,7 @@ class ScriptedDaemon:
         return tuple(member(device(at), name) for at, name in enumerate(self.names))
 
     async def answer(self, body: Wire, emit: Emit) -> Wire:
-        if not isinstance(body, GetStatus | GetPeers | GetJobs | Fetch):
+        if not isinstance(body, GetStatus | GetPeers | GetJobs | GetCourse | GetMachines | Fetch):
             self.asked.append(body)
         if self.failure is not None:
             raise RequestFailed(self.failure)
@@ -140,6 +166,14 @@ class ScriptedDaemon:
                 return Peers(peers=tuple(self.peers))
             case GetJobs():
                 return Found(jobs=tuple(job for job in self.jobs.values() if job.job.startswith(body.prefix)))
+            case GetMachines():
+                theirs = MachineState(busy=0.9, battery=0.41, plugged=False)
+                linked = [one.device for one in self.peers if one.state == "linked"]
+                return Machines(machines=((device(0), self.machine), *((one, theirs) for one in linked)))
+            case GetCourse():
+                return self._course(body.job)
+            case ChangeCodec():
+                return self._change(body)
             case Fetch():
                 return await self._log(body)
             case PairHost():
@@ -171,6 +205,18 @@ class ScriptedDaemon:
                 self._end(body.job)
                 return Done()
         raise AssertionError(body)
+
+    def _course(self, job: str) -> JobCourse:
+        if self.settings is None:
+            raise RequestFailed(f"how job {job} went is not known on this device")
+        settings = tuple(self.settings.items())
+        return JobCourse(summary=self.jobs[job], settings=settings, software=(), points=self.points, presence=())
+
+    def _change(self, body: ChangeCodec) -> CodecTaken:
+        job = self.jobs[body.job]
+        change = CodecChange(first=job.rounds + 2, codec=body.codec)
+        self.jobs[body.job] = job.model_copy(update={"codecs": (*job.codecs, change)})
+        return CodecTaken(change=change, before=newest_codec(job.codec or "", job.codecs))
 
     def _end(self, job: str) -> None:
         changes = {"state": JobState.CANCELLED.value, "ended_at_s": 1_790_000_900.0, "error": "cancelled on anna"}

@@ -32,6 +32,7 @@ from meshwire.messages.local import (
     ChangeCodec,
     EnvironmentMade,
     GetJobs,
+    GetMachines,
     GetPeers,
     GetStatus,
     Leave,
@@ -172,6 +173,8 @@ class LocalHandler:
                 return await self._dashboard.open(self)
             case GetPeers():
                 return Peers(peers=self._measuring.with_figures(mesh.peers()))
+            case GetMachines():
+                return await self._measuring.machines.all()
             case GetNetwork():
                 return mesh.network()
             case AskTogether():

@@ -27,7 +27,7 @@ from meshwire.messages.job import (
     Offer,
     Prepare,
 )
-from meshwire.messages.link import AskLinked, Introductions, LinkedDevices
+from meshwire.messages.link import AskLinked, AskMachine, Introductions, LinkedDevices
 from meshwire.messages.local import Cancel
 from meshwire.messages.measuring import AskSpeed, MeasureLink, ProbeEnd, ProbeTaken
 
@@ -93,6 +93,8 @@ class PeerHandler:
                 return LackingPackages(modules=await lacking_modules(body.modules))
             case AskLinked():
                 return LinkedDevices(devices=tuple(self._node.links))
+            case AskMachine():
+                return await self._measuring.machines.own()
             case MeasureLink():
                 return await self._measuring.answer(conn, body, emit)
             case AskSpeed():

@@ -1,11 +1,14 @@
 """A job's curves while somebody watches it: bounded, however long that takes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from meshtraind.dashboard.page_values import loss_of, newest_round
 from meshwire import limits
-from meshwire.messages.job import JobSummary
+from meshwire.messages.course import CoursePoint
+from meshwire.messages.job import JobSummary, Metrics
 
 RATE_S_MIN = 2.0  # between two looks that give a rate
 
@@ -24,6 +27,21 @@ class Chart:
     _stride: int = 1  # rounds between points, at least
     _rated: tuple[float, int] | None = None  # when the rate was taken last, and how many samples there were
     _rate: float | None = None
+
+    def begin(self, kept: Sequence[CoursePoint]) -> None:
+        """Takes over what the daemon has seen of the rounds before the first point."""
+        before = [point for point in kept if not self.points or point.round < self.points[0][0]]
+        told = [loss_of([Metrics(values=point.values)]) for point in before]
+        self.value = self.value or next((one[0] for one in reversed(told) if one is not None), "")
+        points = [
+            (point.round, None if one is None else one[1], point.samples_s)
+            for point, one in zip(before, told, strict=True)
+        ]
+        self._stride = max(self._stride, min((b.round - a.round for a, b in pairwise(before)), default=1))
+        self.points = points + self.points
+        while len(self.points) > limits.DASHBOARD_POINTS_MAX:
+            self.points = self.points[::2]
+            self._stride *= 2
 
     def look(self, job: JobSummary, now_s: float) -> bool:
         """Takes a look at the job. Returns whether there is another point."""

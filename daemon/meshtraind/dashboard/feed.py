@@ -8,25 +8,39 @@ import asyncio
 import json
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from meshtraind.dashboard.answers import Answers
-from meshtraind.dashboard.chart import Chart
+from meshtraind.dashboard.codec_list import codec_list, read_prices
+from meshtraind.dashboard.job_facts import WatchedJob, job_facts, overlap_of, still_runs
 from meshtraind.dashboard.page_values import has_ended, shown, shown_job, shown_line
 from meshtraind.dashboard.sessions import BrowserSession, Sessions
 from meshtraind.dashboard.shown_code import ShownCode
 from meshtraind.runtime.tasks import TaskSet
+from meshtraind.runtime.threads import in_thread
 from meshtraind.transport.connection import RequestFailed
 from meshwire import limits
 from meshwire.message_base import Wire
+from meshwire.messages.course import GetCourse, JobCourse
 from meshwire.messages.job import Found, JobSummary
-from meshwire.messages.local import GetJobs, GetPeers, GetStatus, Peers, PeerSummary, Status
+from meshwire.messages.local import (
+    GetJobs,
+    GetMachines,
+    GetPeers,
+    GetStatus,
+    Machines,
+    Peers,
+    PeerSummary,
+    Status,
+)
 from meshwire.peer_news import news
 
 LOOK_S = 1.0
 ALL_JOBS_S = 10.0  # a list of a thousand jobs takes 50 ms; those that have not ended are asked for at every look
+MACHINE_S = 5.0  # sensors and the disk are slower than memory
 HEARTBEAT_S = 15.0  # a reader that has gone is noticed by what is sent to it
 
 Reply = TypeVar("Reply", bound=Wire)
@@ -59,7 +73,8 @@ class Feed:
         self._running = 0
         self._peers: dict[str, PeerSummary] | None = None
         self._joined: set[str] | None = None
-        self._charts: dict[str, Chart] = {}
+        self._watched: dict[str, WatchedJob] = {}
+        self._machine_s: float | None = None  # when the machine was looked at last
         self._events: deque[dict[str, Any]] = deque(maxlen=limits.DASHBOARD_EVENTS_MAX)
         self._told = 0  # events, ever
 
@@ -118,13 +133,16 @@ class Feed:
         now_s = time.time()
         self._tell_of_peers(status, peers, now_s)
         self._tell_of_jobs(jobs, now_s)
+        await self._look_at_machine(status)
+        self._choose(jobs)
+        await self._ask_of_courses(jobs)
         self._draw(jobs)
         self._jobs = {job.job: job for job in jobs}
         steady = shown(status)
         del steady["up_s"]  # which changes at every look
         self._set("status", "status", steady)
         self._set("peers", "peers", [shown(peer) for peer in peers])
-        self._set("jobs", "jobs", [shown_job(job) for job in jobs])
+        self._set("jobs", "jobs", [self._shown_job(job) for job in jobs])
         self._set("events", "events", list(self._events))
         self._set("pairing", "pairing", shown(self._code.state))
 
@@ -143,6 +161,58 @@ class Feed:
                 found = await self._ask(GetJobs(prefix=job.job), Found)
                 jobs.append(next((one for one in found.jobs if one.job == job.job), job))
         return jobs
+
+    async def _look_at_machine(self, status: Status) -> None:
+        now_s = time.monotonic()
+        if self._machine_s is not None and now_s - self._machine_s < MACHINE_S:
+            return
+        self._machine_s = now_s
+        machines = (await self._ask(GetMachines(), Machines)).machines
+        self._set("machines", "machines", {device: shown(state) for device, state in machines})
+        prices = await in_thread(lambda _: read_prices(Path(status.data_dir)))
+        self._set("codecs", "codecs", shown(codec_list(prices)))
+
+    def _choose(self, jobs: Sequence[JobSummary]) -> None:
+        """More is kept of the newest jobs, of those that have not ended first."""
+        chosen = [job.job for job in sorted(jobs, key=has_ended)][: limits.DASHBOARD_CHARTS_MAX]
+        for gone in self._watched.keys() - set(chosen):
+            del self._watched[gone]
+            self._parts.pop(f"chart {gone}", None)
+        for job in chosen:
+            self._watched.setdefault(job, WatchedJob())
+
+    async def _ask_of_courses(self, jobs: Sequence[JobSummary]) -> None:
+        """What is kept of a job that this device is in: asked for once, of one job at a look."""
+        now_s = time.monotonic()
+        for job in jobs:
+            one = self._watched.get(job.job)
+            if one is None or one.settings:
+                continue
+            if one.asked_s is not None and (has_ended(job) or now_s - one.asked_s < ALL_JOBS_S):
+                continue
+            one.asked_s = now_s
+            try:
+                one.take(await self._ask(GetCourse(job=job.job), JobCourse))
+            except RequestFailed:  # it is in no course of this device: other devices run it, or its files have expired
+                return
+            self._set(f"chart {job.job}", "chart", one.chart.shown(job.job))
+            return
+
+    def _shown_job(self, job: JobSummary) -> dict[str, Any]:
+        one = self._watched.get(job.job, WatchedJob())
+        told = shown_job(job)
+        metrics = {report.rank: report.metrics for report in job.ranks}
+        for rank, member in enumerate(told["members"]):
+            member["overlap"] = overlap_of(metrics[rank]) if rank in metrics else None
+            member["sends_bytes_s"] = one.traffic.rates.get(rank)
+        runs = still_runs(job)
+        return told | {
+            "facts": job_facts(job, one),
+            "prediction": shown(job.prediction and job.prediction.model_dump(include={"samples_s", "alone_samples_s"})),
+            "changes": runs,
+            "links": one.traffic.links(job, one.settings) if runs else [],
+            "owed": one.traffic.owed(job, one.settings) if runs else [],
+        }
 
     async def _ask(self, body: Wire, kind: type[Reply]) -> Reply:
         reply = await self._answers.answer(body, lambda _event: None)
@@ -187,14 +257,12 @@ class Feed:
     def _draw(self, jobs: Iterable[JobSummary]) -> None:
         now_s = time.monotonic()
         for job in jobs:
-            if not has_ended(job):
-                chart = self._charts.setdefault(job.job, Chart())
-                if chart.look(job, now_s):
-                    self._set(f"chart {job.job}", "chart", chart.shown(job.job))
-        while len(self._charts) > limits.DASHBOARD_CHARTS_MAX:
-            oldest = next(iter(self._charts))
-            del self._charts[oldest]
-            self._parts.pop(f"chart {oldest}", None)
+            one = self._watched.get(job.job)
+            if one is None or has_ended(job):
+                continue
+            one.traffic.look(job, one.settings, now_s)
+            if one.chart.look(job, now_s):
+                self._set(f"chart {job.job}", "chart", one.chart.shown(job.job))
 
     # Parts
 

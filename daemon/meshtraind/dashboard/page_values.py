@@ -89,8 +89,7 @@ def _members(job: JobSummary) -> list[dict[str, Any]]:
 
 def _member(job: JobSummary, rank: int, report: RankReport) -> dict[str, Any]:
     metrics, part = report.metrics, part_of(job, rank)
-    blocked = not metrics.finished and part not in ABSENT
-    waits = (metrics.waiting_for or None) if blocked else None
+    waits = _waits_for(job, rank, report)
     return {
         "rank": rank,
         "device": job.members[rank].device,
@@ -107,8 +106,20 @@ def _member(job: JobSummary, rank: int, report: RankReport) -> dict[str, Any]:
         ),
         "values": shown(metrics.values),
         "waits_for": None if waits is None else with_names(waits, job.members),
-        "waits_for_ranks": sorted({int(found) for found in re.findall(r"\brank (\d+)\b", waits or "")}),
     }
+
+
+def _waits_for(job: JobSummary, rank: int, report: RankReport) -> str | None:
+    blocked = not report.metrics.finished and part_of(job, rank) not in ABSENT
+    return (report.metrics.waiting_for or None) if blocked else None
+
+
+def waits_for_ranks(job: JobSummary, rank: int) -> list[int]:
+    """Other members whose part of a round this one waits for."""
+    report = next((report for report in job.ranks if report.rank == rank), None)
+    waits = None if report is None else _waits_for(job, rank, report)
+    named = {int(found) for found in re.findall(r"\brank (\d+)\b", waits or "")}
+    return sorted(named & set(range(len(job.members))) - {rank})
 
 
 def loss_of(reports: Sequence[Metrics]) -> tuple[str, float] | None:

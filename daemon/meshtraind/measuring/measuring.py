@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator
 from typing import Protocol
 
 from meshtraind.measuring.link_measurement import Leg, LegFigures, Legs
+from meshtraind.measuring.machines import MachineLook
 from meshtraind.measuring.speed import ComputeKernel, OwnSpeed
 from meshtraind.peers.interfaces import is_wired
 from meshtraind.peers.links import Link
@@ -39,9 +40,14 @@ class JobsHere(Protocol):
 
 
 class Measuring:
-    """Measures this device's links, one at a time and never beside a job, and keeps what was found."""
+    """Measures this device's links, one at a time and never beside a job, and keeps what was found.
+
+    Attributes:
+        machines: how this machine is, and those at the other ends: asked beside jobs, too.
+    """
 
     def __init__(self, node: Node, jobs: JobsHere, speed: ComputeKernel | None = None) -> None:
+        self.machines = MachineLook(node)
         self._node = node
         self._speed = speed or OwnSpeed()
         self._jobs = jobs

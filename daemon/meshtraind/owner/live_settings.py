@@ -29,12 +29,13 @@ class LiveSettings:
         sensors: of this machine; a test has others.
 
     Attributes:
+        sensors: of this machine.
         now: those that count.
         problem: what is wrong with the file; None: nothing.
     """
 
     def __init__(self, data_dir: Path, sensors: MachineSensors | None = None) -> None:
-        self._sensors = sensors or MachineSensors()
+        self.sensors = sensors or MachineSensors()
         self.now = OwnerSettings()
         self.problem: str | None = None
         self._file = SettingsFile(data_dir / NAME)
@@ -88,7 +89,7 @@ class LiveSettings:
                 log.error("the settings stay as they were: %s", error)
             self.problem = str(error)
             return
-        missing = not_told(found, self._sensors)
+        missing = not_told(found, self.sensors)
         if missing is not None and missing != self.problem:
             log.warning("%s; it has no effect here", missing)
         elif missing is None and self.problem is not None:
@@ -110,7 +111,7 @@ class LiveSettings:
         """Sets a key to what a person has typed; None: takes it back to its default. Raises SettingsError."""
         check_key(key)
         alone = OwnerSettings.read({} if text is None else {key: text}, typed=True)
-        if (missing := not_told(alone, self._sensors)) is not None:
+        if (missing := not_told(alone, self.sensors)) is not None:
             raise SettingsError(missing)
         value = None if text is None else getattr(alone, key)
         settings = self._file.change(key, value)

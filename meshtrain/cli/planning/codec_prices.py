@@ -9,22 +9,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from meshtrain.cli.ui.errors import CliError
 from meshtrain.cli.ui.progress import Stages
 from meshtrain.datadir import data_folder
 from meshwire import limits
 from meshwire.codecs.registry import CodecSpec, parse_codec
-from meshwire.message_base import Wire
 from meshwire.planning.daemon_work import EXACT, FEW_VALUES, MANY_VALUES, MeasuredRounds, fitted
+from meshwire.planning.kept_prices import NAME, KeptPrice, KeptPrices, KeptRounds
 from meshwire.planning.network import USUAL_WORK, DaemonWork
 from meshwire.planning.price import CodecPrice
 
 MODULE = "meshtraind.bench"  # a process of its own: the command imports nothing of the daemon
-FILE = "codec_prices.json"
 SEGMENTS = 4  # full ones
 VALUES = SEGMENTS * limits.SEGMENT_VALUES_MAX
 SHORT_VALUES = 1024  # of a short one: what it takes is mostly not for its values
@@ -34,31 +32,6 @@ TIMEOUT_S = 120.0
 CPUINFO = Path("/proc/cpuinfo")
 
 _Row = dict[str, float]
-PositiveSeconds = Annotated[float, Field(ge=0, le=1)]
-
-
-class _KeptPrice(Wire):
-    encode_s: PositiveSeconds
-    add_s: PositiveSeconds
-    encode_segment_s: PositiveSeconds
-    add_segment_s: PositiveSeconds
-    filled: Annotated[float, Field(gt=0, le=1)]
-
-
-class _KeptRounds(Wire):
-    """Of a round of few values, and of many."""
-
-    few_s: PositiveSeconds
-    many_s: PositiveSeconds
-
-
-class _KeptPrices(Wire):
-    """The file. What was measured elsewhere, or by another version, counts for nothing."""
-
-    processor: str
-    software: str
-    prices: dict[str, _KeptPrice]
-    rounds: dict[str, _KeptRounds]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +52,7 @@ def processor_prices(codecs: Sequence[str], data_dir: Path | None, stages: Stage
 
     Raises CliError when that fails.
     """
-    file = data_folder(data_dir) / FILE
+    file = data_folder(data_dir) / NAME
     kept = _read(file)
     wanted = list(dict.fromkeys([EXACT, *codecs]))
     missing = [codec for codec in wanted if codec not in kept.prices]
@@ -102,18 +75,18 @@ def processor_prices(codecs: Sequence[str], data_dir: Path | None, stages: Stage
     return ProcessorPrices(fitting, work)
 
 
-def _measured(codecs: Sequence[str]) -> dict[str, _KeptPrice]:
+def _measured(codecs: Sequence[str]) -> dict[str, KeptPrice]:
     rows = _bench("codecs", codecs, (SHORT_VALUES, VALUES), RUNS)
     return {codec: _price(parse_codec(codec), rows[codec, SHORT_VALUES], rows[codec, VALUES]) for codec in codecs}
 
 
-def _measured_rounds(codecs: Sequence[str]) -> dict[str, _KeptRounds]:
+def _measured_rounds(codecs: Sequence[str]) -> dict[str, KeptRounds]:
     rows = _bench("rounds", codecs, (FEW_VALUES, MANY_VALUES), ROUNDS)
 
     def took_s(codec: str, values: int) -> float:
         return rows[codec, values]["processor_s"]
 
-    return {codec: _KeptRounds(few_s=took_s(codec, FEW_VALUES), many_s=took_s(codec, MANY_VALUES)) for codec in codecs}
+    return {codec: KeptRounds(few_s=took_s(codec, FEW_VALUES), many_s=took_s(codec, MANY_VALUES)) for codec in codecs}
 
 
 def _bench(what: str, codecs: Sequence[str], counts: tuple[int, ...], runs: int) -> dict[tuple[str, int], _Row]:
@@ -140,7 +113,7 @@ def _bench(what: str, codecs: Sequence[str], counts: tuple[int, ...], runs: int)
     return {(row["codec"], row["values"]): row for row in json.loads(done.stdout)[what]}
 
 
-def _price(spec: CodecSpec, short: dict[str, float], full: dict[str, float]) -> _KeptPrice:
+def _price(spec: CodecSpec, short: dict[str, float], full: dict[str, float]) -> KeptPrice:
     """From a short segment and some full ones: a + b * values. Codecs of whole matrices have no segments."""
 
     def split(name: str) -> tuple[float, float]:
@@ -151,7 +124,7 @@ def _price(spec: CodecSpec, short: dict[str, float], full: dict[str, float]) -> 
 
     encode_segment_s, encode_s = split("encode_s")
     add_segment_s, add_s = split("add_s")
-    return _KeptPrice(
+    return KeptPrice(
         encode_s=encode_s,
         add_s=add_s,
         encode_segment_s=encode_segment_s,
@@ -167,16 +140,16 @@ def _filled(spec: CodecSpec, encoded_bytes: int) -> float:
     return min(1.0, encoded_bytes / (SEGMENTS * spec.segment_bytes_max(limits.SEGMENT_VALUES_MAX)))
 
 
-def _read(file: Path) -> _KeptPrices:
+def _read(file: Path) -> KeptPrices:
     processor, software = processor_model(), _software()
     with suppress(OSError, ValidationError):  # there is none yet, or one that is broken: it is made anew
-        kept = _KeptPrices.model_validate_json(file.read_bytes())
+        kept = KeptPrices.model_validate_json(file.read_bytes())
         if (kept.processor, kept.software) == (processor, software):
             return kept
-    return _KeptPrices(processor=processor, software=software, prices={}, rounds={})
+    return KeptPrices(processor=processor, software=software, prices={}, rounds={})
 
 
-def _write(file: Path, kept: _KeptPrices) -> None:
+def _write(file: Path, kept: KeptPrices) -> None:
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     part = file.with_suffix(".part")
     part.write_text(kept.model_dump_json(indent=1), encoding="utf-8")

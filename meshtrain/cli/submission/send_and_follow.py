@@ -16,7 +16,7 @@ from meshtrain.cli.ui.terminal import plain, print_json, say
 from meshtrain.client import Client, ask
 from meshtrain.errors import RequestError
 from meshtrain.following.shown_text import printable_lines
-from meshtrain.following.speed import prediction_text
+from meshwire.job_figures import prediction_text
 from meshwire.message_base import Wire
 from meshwire.messages.config import NotifyOfJob
 from meshwire.messages.envelope import Done

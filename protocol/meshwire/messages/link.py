@@ -89,3 +89,24 @@ class LinkedDevices(Wire):
     """Reply: the devices that could take part in a job together with the one that answers."""
 
     devices: Annotated[tuple[DeviceId, ...], Field(max_length=limits.PEERS_MAX)]
+
+
+@message("ask.machine")
+class AskMachine(Wire):
+    """Request: how the other device's machine is now, for a person who looks at it. Reply: `MachineState`."""
+
+
+@message("machine")
+class MachineState(Wire):
+    """Reply. What a machine does not tell is None, and so is `busy` the first time.
+
+    Attributes:
+        busy: the part of its processor that was in use since this was asked last, 0 to 1.
+        battery: how full its battery is, 0 to 1.
+        plugged: whether it takes its power from outside.
+    """
+
+    busy: Annotated[float, Field(ge=0, le=1)] | None = None
+    celsius: Annotated[float, Field(ge=-limits.CELSIUS_MAX, le=limits.CELSIUS_MAX)] | None = None
+    battery: Annotated[float, Field(ge=0, le=1)] | None = None
+    plugged: bool | None = None

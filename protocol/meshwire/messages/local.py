@@ -29,7 +29,7 @@ from meshwire.messages.job import (
     Text,
     TopologyName,
 )
-from meshwire.messages.link import Software, Version
+from meshwire.messages.link import MachineState, Software, Version
 from meshwire.planning.measured_link import MeasuredLink
 from meshwire.sync_modes.codec_changes import CodecChange, CodecName
 
@@ -149,6 +149,18 @@ class Peers(Wire):
     """Reply to `GetPeers`, without this device."""
 
     peers: tuple[PeerSummary, ...]
+
+
+@message("get.machines")
+class GetMachines(Wire):
+    """Request: how this machine is now, and those of linked devices. Reply: `Machines`."""
+
+
+@message("machines")
+class Machines(Wire):
+    """Reply: this one first, and those that have answered."""
+
+    machines: Annotated[tuple[tuple[DeviceId, MachineState], ...], Field(max_length=limits.PEERS_MAX + 1)]
 
 
 @message("ask.together")

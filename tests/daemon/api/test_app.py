@@ -27,7 +27,15 @@ from meshwire import limits
 from meshwire.frames.header import HEADER_BYTES, LAYOUT, MAGIC, WIRE_VERSION, Header, Kind
 from meshwire.message_base import Wire
 from meshwire.messages.job import BlobRef, JobSpec
-from meshwire.messages.local import DashboardOpened, OpenDashboard, PairAccept, PairCode, PairJoin, Unpair, Watched
+from meshwire.messages.local import (
+    DashboardOpened,
+    OpenDashboard,
+    PairAccept,
+    PairCode,
+    PairJoin,
+    Unpair,
+    Watched,
+)
 from meshwire.sync_modes.mode import sync_settings
 from tests.daemon.fakedaemon import summary
 from tests.daemon.httpclient import EventStream, HttpClient

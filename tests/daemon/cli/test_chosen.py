@@ -13,8 +13,8 @@ from meshtrain.cli.planning.linked_mesh import LinkedMesh
 from meshtrain.cli.planning.other_programs import OtherPrograms
 from meshtrain.cli.submission.measuring import NothingToChoose, NotMeasured
 from meshtrain.cli.ui.errors import CliError
-from meshtrain.following.speed import SLOWER_FOR_S, SpeedWatch, prediction_text, speed_text
-from meshwire.job_figures import samples_s
+from meshtrain.following.speed import SLOWER_FOR_S, SpeedWatch
+from meshwire.job_figures import prediction_text, samples_s, speed_text
 from meshwire.messages.job import Fetch, Fetched, Metrics, Prediction, RankReport
 from meshwire.messages.local import GetJobs, GetStatus, MeasureLinks, Submit, Watch, Watched
 from meshwire.planning.choose import Pinned

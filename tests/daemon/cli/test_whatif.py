@@ -19,6 +19,7 @@ from meshtrain.cli.ui.errors import CliError
 from meshtrain.cli.ui.progress import Stages
 from meshwire.memory_layout.footprint import Measurement, ModelSize
 from meshwire.model.manifest import ModelManifest, TensorSpec
+from meshwire.planning.kept_prices import NAME
 from meshwire.planning.price import CodecPrice
 from meshwire.planning.quality import EVIDENCE
 from meshwire.planning.step_trace import StepTrace, TracedScript
@@ -280,7 +281,7 @@ def test_prices_are_measured_once_for_this_processor_and_these_versions(
     monkeypatch.setattr(prices_module, "processor_model", lambda: "another one")
     processor_prices(["fp32"], folder, stages)
     assert bench.asked[5:] == [["codecs", "fp32"], ["rounds", "fp32"]]
-    (folder / prices_module.FILE).write_text("{")
+    (folder / NAME).write_text("{")
     processor_prices(["fp32"], folder, stages)
     assert len(bench.asked) == 9, "a file that is broken is made anew"
 

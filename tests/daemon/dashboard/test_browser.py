@@ -1,12 +1,15 @@
-"""The page in a real browser: every function, the keyboard, the eye's and the ear's needs, hostile names, 64 devices.
+"""The page in a real browser: every function, the keyboard, the eye's and the ear's needs, hostile names, an hour of 64
+devices, how soon it is there.
 
 `pytest -m long tests/daemon/dashboard` runs them where Chromium is; CI does not. Screenshots go to the
 folder that MESHTRAIN_SCREENSHOTS names, if it names one.
 """
 
 import asyncio
+import gc
 import json
 import os
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import util
@@ -14,13 +17,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import psutil
 import pytest
 
 from meshtrain.following.report_page import report_html
 from meshtraind.dashboard.dashboard import Dashboard
+from meshwire import limits
 from meshwire.jobs.lifecycle import JobState
 from meshwire.messages.job import RankReport
-from meshwire.messages.local import Cancel, Leave, MeasureLinks, PairAccept, PairHost, PairJoin, Unpair
+from meshwire.messages.local import Cancel, ChangeCodec, Leave, MeasureLinks, PairAccept, PairHost, PairJoin, Unpair
 from tests.daemon.browser import Browser, Page, browser, chromium
 from tests.daemon.cli.test_report import course_of
 from tests.daemon.fakedaemon import JOB, summary
@@ -42,6 +47,7 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("meshtraind.dashboard.feed.LOOK_S", 0.05)
+    monkeypatch.setattr("meshtraind.dashboard.job_traffic.RATE_S_MIN", 0.1)
 
 
 @asynccontextmanager
@@ -69,6 +75,14 @@ def scene() -> ScriptedDaemon:
     return daemon
 
 
+async def until_trained(page: Page, daemon: ScriptedDaemon, expression: str) -> None:
+    """Trains on until it is true of the page."""
+    async with asyncio.timeout(20.0):
+        while not await page.eval(f"Boolean({expression})"):
+            daemon.train(daemon.jobs[JOB].rounds + 1)
+            await asyncio.sleep(0.02)
+
+
 async def until_asked(daemon: ScriptedDaemon, message: Any) -> None:
     await until(lambda: message in daemon.asked, f"{message!r}")
 
@@ -94,14 +108,14 @@ async def test_every_function_of_the_page() -> None:
         await page.until("document.querySelector('#peers').textContent.includes('84 Mbit/s out, 90 Mbit/s in')")
         await page.click(f"#peers tr[data-id='{device(6)}'] button[aria-label^='Accept']")
         await until_asked(daemon, PairAccept(peer=device(6)))
-        await page.click(f"#peers tr[data-id='{device(2)}'] button")
+        await page.click(f"#peers tr[data-id='{device(5)}'] button")
         await page.until("document.querySelector('#ask').open")
         await page.click("#ask button[value=no]")
-        await page.click(f"#peers tr[data-id='{device(2)}'] button")
+        await page.click(f"#peers tr[data-id='{device(5)}'] button")
         await page.click("#ask-check")
         await page.click("#ask-yes")
-        await until_asked(daemon, Unpair(peer=device(2), introduced=True))
-        await page.until(f"!document.querySelector(\"#peers tr[data-id='{device(2)}']\")")
+        await until_asked(daemon, Unpair(peer=device(5), introduced=True))
+        await page.until(f"!document.querySelector(\"#peers tr[data-id='{device(5)}']\")")
         assert len([one for one in daemon.asked if isinstance(one, Unpair)]) == 1
 
         # A code, shown and typed
@@ -127,7 +141,40 @@ async def test_every_function_of_the_page() -> None:
         await page.until("document.querySelector('#job-facts').textContent.includes('39')")
         await page.until("document.querySelector('#loss canvas')")
         assert "carl" in await page.text("#members tr:nth-child(1) td:nth-child(3)")  # whom anna waits for
-        await page.until("document.querySelector('#ring .waits') || true")
+        # ... links between others, who owes whom, what was chosen, predicted and measured, and this machine
+        for drawn in (
+            "document.querySelector('#ring .between.busy') && document.querySelector('#ring .waits')",
+            "/carl owes anna up to .*iB/.test(document.querySelector('#ring-note').textContent)",
+            "/bert and carl: .* Mbit/.test(document.querySelector('#ring').getAttribute('aria-label'))",
+        ):
+            await until_trained(page, daemon, drawn)
+        told = await page.text("#job-facts")
+        for fact in (
+            "Plan--sync bsp --codec int8",
+            "Predicted125 samples/s",
+            "Measured120",
+            "Overlap80%",
+            "int8 saved",
+        ):
+            assert fact in told
+        assert "none: all wait" in told
+        assert "37 %61 °C82 %" in await page.text("#peers tr")
+        assert "41 %, unplugged" in await page.text("#peers tr:nth-child(2)")
+        assert "1.25x this one" in await page.text("#peers")
+        # ... prices, and another codec
+        await page.click("#prices summary")
+        await page.until("document.querySelectorAll('#codecs tr').length > 20")
+        assert "nats behind" in await page.text("#codecs")
+        await page.eval("document.querySelector('#codec-name').value = ' int4 '")
+        await page.click("#codec-form button")
+        await page.until("document.querySelector('#ask').open")
+        await page.click("#ask button[value=no]")
+        await page.click("#codec-form button")
+        await page.click("#ask-yes")
+        await until_asked(daemon, ChangeCodec(job=JOB, codec="int4"))
+        await page.until("/From round .* in int4; before: int8/.test(document.querySelector('#toast').textContent)")
+        await page.until("document.querySelector('#job-facts').textContent.includes('on --codec int4')")
+        assert daemon.asked.count(ChangeCodec(job=JOB, codec="int4")) == 1
         await page.until("document.querySelector('#log').textContent.includes('rank 0 step 49')")
         await page.eval(
             "{const s = document.querySelector('#log-rank'); s.value = '1'; s.dispatchEvent(new Event('change'))}"
@@ -139,7 +186,7 @@ async def test_every_function_of_the_page() -> None:
         await page.click("#ask-yes")
         await until_asked(daemon, Leave(job=JOB))
         await page.until("document.querySelector('#cancel').hidden")
-        daemon.train(41)
+        daemon.train(daemon.jobs[JOB].rounds + 1)
         await page.until("!document.querySelector('#cancel').hidden")
         await page.click("#cancel")
         await page.click("#ask-check")
@@ -215,6 +262,7 @@ async def test_the_keyboard_reaches_everything_and_shows_where_it_is() -> None:
     async with seen() as (dashboard, chrome):
         page = await opened(daemon, dashboard, chrome)
         await page.until("document.querySelector('#log-rank').length")
+        await page.eval("document.querySelector('#prices').open = true")
         reached = []
         for _ in range(60):
             await page.key("Tab", 9)
@@ -233,6 +281,7 @@ async def test_the_keyboard_reaches_everything_and_shows_where_it_is() -> None:
             "log-rank",
             "log",
             "events-log",
+            *("SUMMARY", "codec-name", "Table of codecs"),
         }
         assert wanted <= set(reached)
         assert {"Remove bert", f"Accept {HOSTILE}", f"Refuse {HOSTILE}"} <= set(reached)
@@ -268,9 +317,11 @@ async def test_axe_finds_nothing(dark: bool, tmp_path: Path) -> None:
                 await asyncio.sleep(0.06)
             daemon.peers[0] = peer(1, "bert", "paired", refused="bert speaks wire version 12: update meshtrain on bert")
             await page.click("#show-code")
+            await page.click("#prices summary")
             await page.until("document.querySelector('#code-shown').textContent")
             await page.until("document.querySelector('#log').textContent")
             await page.until("document.querySelector('#loss canvas') && document.querySelector('#events li')")
+            await page.until("document.querySelector('#ring .between') && document.querySelector('#codecs tr')")
             await shot(page, f"{width}-{'dark' if dark else 'light'}")
             # A scroll bar takes its share of the window in some builds of Chromium: `clientWidth` is what is left.
             page_width, seen_width = "document.documentElement.scrollWidth", "document.documentElement.clientWidth"
@@ -322,34 +373,97 @@ async def shot(page: Page, name: str) -> None:
         await page.screenshot(Path(folder) / f"{name}.png")
 
 
+LOOKS = 3600  # a look a second
+MINUTE = 60
+NODES_MORE_MAX = 1.05
+PAGE_BYTES_MORE_MAX = 1_000_000
+DAEMON_BLOCKS_MORE_MAX = 10_000  # of Python's allocator: an object or a short text is one
+DAEMON_BYTES_MORE_MAX = 8_000_000  # of the process, a browser's driver included
+
+
+@pytest.mark.timeout(1800)
 @pytest.mark.asyncio
-async def test_sixty_four_devices_for_long_do_not_grow() -> None:
-    """The page's elements and memory stay, look after look."""
-    daemon = ScriptedDaemon(tuple(f"laptop{at}" for at in range(64)))
+async def test_an_hour_with_sixty_four_devices_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many looks as an hour has, each of which the page shows before the next one: links come and go, a job begins
+    each minute, a log grows. From the tenth minute on the page has at most a twentieth more elements and a megabyte
+    more of memory, and the process that serves it 10,000 more blocks and eight megabytes.
+
+    MESHTRAIN_HOUR_LOOKS makes it shorter.
+    """
+    monkeypatch.setattr("meshtraind.dashboard.feed.LOOK_S", 0.02)
+    monkeypatch.setattr("meshtraind.dashboard.feed.ALL_JOBS_S", 0.5)
+    looks = int(os.environ.get("MESHTRAIN_HOUR_LOOKS", LOOKS))
+    names = tuple(f"laptop{at}" for at in range(64))
+    daemon = ScriptedDaemon(names)
     daemon.train(1)
     daemon.logs = {0: b"x\n" * 5000}
     async with seen() as (dashboard, chrome):
         page = await opened(daemon, dashboard, chrome)
-        counts = []
-        for turn in range(20):
-            for step in range(10):
-                daemon.train(2 + 10 * turn + step)
-                daemon.logs[0] += b"y\n" * 100
-                daemon.peers[step] = peer(step + 1, f"laptop{step + 1}", "paired" if (turn + step) % 2 else "linked")
-                await asyncio.sleep(0.06)
-            await page.until(f"document.querySelector('#job-facts').textContent.includes('Round{11 + 10 * turn}')")
-            await page.send("HeapProfiler.collectGarbage")
-            heap = (await page.send("Runtime.getHeapUsage"))["usedSize"]
-            counts.append(
-                (
-                    await page.eval(
-                        "document.querySelectorAll('*').length + document.querySelector('#log').childNodes.length"
-                    ),
-                    heap,
-                )
-            )
+        await page.send("Network.disable")  # its events would be kept here
+        measured: list[tuple[int, int, int, int, int]] = []
+        for look in range(2, looks + 2):
+            live(daemon, look)
+            shown = f"document.querySelector('#job-facts').textContent.includes('Round{look} (')"
+            wait = f"const look = () => {shown} ? done() : setTimeout(look, 2); look()"
+            await page.eval(f"new Promise(done => {{ {wait} }})")
+            if look % (5 * MINUTE) == 0:
+                measured.append((look // MINUTE, *await memory(page)))
+                keep("hour.json", json.dumps(measured))
         await shot(page, "64")
-        nodes = [count for count, _ in counts]
-        assert max(nodes[15:]) < 1.1 * max(nodes[8:12]), nodes
-        assert counts[-1][1] < 1.5 * counts[10][1] + 2_000_000, counts
         assert page.complaints() == []
+        if looks < LOOKS:
+            return
+        first, last = next(one for one in measured if one[0] >= 10), measured[-1]
+        assert last[1] < NODES_MORE_MAX * first[1], measured
+        assert last[2] < first[2] + PAGE_BYTES_MORE_MAX, measured
+        assert last[3] < first[3] + DAEMON_BLOCKS_MORE_MAX, measured
+        assert last[4] < first[4] + DAEMON_BYTES_MORE_MAX, measured
+
+
+def live(daemon: ScriptedDaemon, look: int) -> None:
+    """A second of a mesh of 64."""
+    daemon.train(look)
+    at = look % 63
+    daemon.peers[at] = peer(at + 1, daemon.names[at + 1], "paired" if (look // 63) % 2 else "linked")
+    daemon.logs[0] = daemon.logs[0][:10_000] + b"y\n" * (look % 50)
+    if look % MINUTE == 0:
+        own = f"1kx2{look:08d}"
+        daemon.jobs[own] = daemon.jobs[JOB].model_copy(update={"job": own, "ended_at_s": 1_790_000_900.0})
+        if len(daemon.jobs) > limits.DASHBOARD_JOBS_MAX + 5:
+            daemon.jobs.pop(next(one for one in daemon.jobs if one != JOB))
+
+
+async def memory(page: Page) -> tuple[int, int, int, int]:
+    """Elements and bytes of the page; blocks and bytes of the process that serves it."""
+    await page.send("HeapProfiler.collectGarbage")
+    gc.collect()
+    elements = "document.querySelectorAll('*').length + document.querySelector('#log').childNodes.length"
+    return (
+        await page.eval(elements),
+        (await page.send("Runtime.getHeapUsage"))["usedSize"],
+        sys.getallocatedblocks(),
+        psutil.Process().memory_info().rss,
+    )
+
+
+def keep(name: str, text: str) -> None:
+    """Beside the screenshots."""
+    folder = os.environ.get("MESHTRAIN_SCREENSHOTS")
+    if folder:
+        (Path(folder) / name).write_text(text)
+
+
+@pytest.mark.asyncio
+async def test_the_page_is_there_within_half_a_second() -> None:
+    """The best of three, for other programs take the processor, too; the first one has nothing in a cache."""
+    daemon = scene()
+    daemon.train(1)
+    paints = []
+    async with served() as dashboard:
+        for _ in range(3):
+            async with browser() as chrome:
+                page = await opened(daemon, dashboard, chrome)
+                await page.until("performance.getEntriesByName('first-contentful-paint').length")
+                paints.append(await page.eval("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
+    keep("paint.json", json.dumps(paints))
+    assert min(paints) < 500, paints

@@ -8,14 +8,14 @@ import pytest
 
 from meshtraind.dashboard.chart import Chart
 from meshtraind.dashboard.feed import Feed
-from meshtraind.dashboard.page_values import loss_of, shown, shown_job, shown_text
+from meshtraind.dashboard.page_values import loss_of, shown, shown_job, shown_text, waits_for_ranks
 from meshtraind.dashboard.sessions import Sessions
 from meshtraind.dashboard.shown_code import ShownCode
 from meshwire import limits
 from meshwire.jobs.lifecycle import JobState
 from meshwire.messages.job import Metrics
 from tests.daemon.fakedaemon import JOB, summary
-from tests.daemon.scripteddaemon import ScriptedDaemon, device, peer
+from tests.daemon.scripteddaemon import ScriptedDaemon, course, device, peer
 
 HOSTILE = "<img src=x onerror=alert(1)>\x1b[2J\x07\u202eevil\u2066\u200b\x00"
 
@@ -39,8 +39,8 @@ def test_a_job_is_told_with_names_for_ranks() -> None:
     daemon.train(7)
     job = shown_job(daemon.jobs[JOB])
     anna, bert, carl = job["members"]
-    assert (anna["waits_for"], anna["waits_for_ranks"]) == ("carl", [2])
-    assert (bert["waits_for"], bert["waits_for_ranks"]) == (None, [])
+    assert (anna["waits_for"], waits_for_ranks(daemon.jobs[JOB], 0)) == ("carl", [2])
+    assert (bert["waits_for"], waits_for_ranks(daemon.jobs[JOB], 1)) == (None, [])
     assert [one["part"] for one in job["members"]] == ["in", "in", "in"]
     assert (job["round"], carl["samples_per_s"], carl["sent_bytes"]) == (7, 62.0, 28_000_000)
     daemon.train(8, present=(0, 1), learning=(0, 1))
@@ -85,6 +85,22 @@ def test_rounds_that_are_given_up_leave_the_chart() -> None:
     daemon.train(3)
     assert chart.look(daemon.jobs[JOB], 6.0)
     assert [point[0] for point in chart.points] == [1, 2, 3]
+
+
+def test_a_chart_begins_with_what_the_daemon_has_kept() -> None:
+    """Before the first point that a page has seen, and within the bound; the next point is no nearer than those are."""
+    daemon, chart = ScriptedDaemon(), Chart()
+    daemon.train(20)
+    chart.look(daemon.jobs[JOB], 1.0)
+    chart.begin(course(*range(4, 32, 4)))
+    assert [point[0] for point in chart.points] == [4, 8, 12, 16, 20]
+    assert (chart.value, chart.points[0]) == ("loss", (4, 9.0, 50.0))
+    daemon.train(22)
+    assert not chart.look(daemon.jobs[JOB], 2.0)
+    long = Chart()
+    long.begin(course(*range(1, 2 * limits.DASHBOARD_POINTS_MAX)))
+    assert len(long.points) <= limits.DASHBOARD_POINTS_MAX
+    assert long.points[0][0] == 1
 
 
 async def looked(daemon: ScriptedDaemon, *changes: Any) -> Feed:
@@ -144,7 +160,7 @@ async def test_events_jobs_and_charts_do_not_grow() -> None:
         await feed._look()
         sizes.append(sum(len(part.text) for part in feed._parts.values()))
     assert len(feed._events) == limits.DASHBOARD_EVENTS_MAX
-    assert len(feed._charts) <= limits.DASHBOARD_CHARTS_MAX
+    assert len(feed._watched) <= limits.DASHBOARD_CHARTS_MAX
     assert len([name for name in feed._parts if name.startswith("chart")]) <= limits.DASHBOARD_CHARTS_MAX
     assert max(sizes[60:]) < 1.2 * max(sizes[30:60])
 

@@ -1,6 +1,7 @@
 """When learners rest for the owner of their machine (`owner/resting.py`), and how they do (R5, J3)."""
 
 import asyncio
+from collections import namedtuple
 from datetime import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from meshtraind.session.session import JobSession
 from meshwire.codecs.registry import parse_codec
 from meshwire.jobs.lifecycle import JobState
 from meshwire.messages.learner import LearnerApplied, LearnerBucket, LearnerSealed, RoundDone
+from meshwire.messages.link import MachineState
 from meshwire.model.plan import plan_buckets
 from tests.daemon.session.test_session_edges import MODEL, Script, board_of_one, job_alone, may_start, prepare
 from tests.daemon.waiting import until
@@ -171,6 +173,45 @@ def test_a_machine_that_does_not_say_so_is_on_no_battery(
 ) -> None:
     monkeypatch.setattr(psutil, "sensors_battery", lambda: found, raising=False)
     assert MachineSensors().on_battery() is expected
+
+
+def test_the_processors_load_is_what_was_used_since_the_last_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux counts a guest's time twice; waiting for a disk is no load."""
+    linux = namedtuple("linux", ("user", "nice", "idle", "iowait", "guest", "guest_nice"))
+    looks = iter([linux(100.0, 0.0, 50.0, 0.0, 40.0, 0.0), linux(106.0, 1.0, 52.0, 1.0, 44.0, 0.0)] * 2)
+    monkeypatch.setattr(psutil, "cpu_times", lambda: next(looks))
+    sensors = MachineSensors()
+    assert sensors.load() is None
+    assert sensors.load() == pytest.approx(0.7)  # of 10 s 2 idle and 1 waiting
+    assert sensors.load() is None, "the clock went back"
+
+
+@pytest.mark.parametrize(
+    ("found", "charge"),
+    [
+        (None, (None, None)),
+        (SimpleNamespace(percent=82.5, power_plugged=True), (0.825, True)),
+        (SimpleNamespace(percent=104.0, power_plugged=False), (1.0, False)),
+        (SimpleNamespace(percent=None, power_plugged=None), (None, None)),
+    ],
+)
+def test_a_battery_is_told_as_far_as_it_is_known(
+    found: Any, charge: tuple[float | None, bool | None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: found, raising=False)
+    monkeypatch.setattr(psutil, "sensors_temperatures", dict, raising=False)
+    sensors = MachineSensors(tmp_path)
+    assert sensors.charge() == charge
+
+    def gone() -> None:
+        raise FileNotFoundError("energy_now")
+
+    assert sensors.state() == MachineState(battery=charge[0], plugged=charge[1])
+    monkeypatch.setattr(psutil, "sensors_battery", gone, raising=False)
+    assert sensors.charge() == (None, None), "it was taken out meanwhile"
+    broken = {"coretemp": [SimpleNamespace(label="", current=65_261.9)]}
+    monkeypatch.setattr(psutil, "sensors_temperatures", lambda: broken, raising=False)
+    assert sensors.state().celsius is None
 
 
 async def one_step(session: JobSession) -> None:

@@ -1,7 +1,7 @@
 // The dashboard: shows what the daemon says, as text, and asks it for what a person does.
 const MEMORY = "meshtrain-key"; // of this address and port alone, other than cookies
 const LINES_MAX = 2000, RETRY_MS = 2000, TOAST_MS = 8000;
-const state = { jobs: [], peers: [], charts: new Map(), links: new Map() };
+const state = { jobs: [], peers: [], charts: new Map(), links: new Map(), machines: {} };
 const plots = {};
 let key = localStorage.getItem(MEMORY) ?? "", chosen = null, reading = null, toastTimer = 0, locked = false;
 
@@ -103,6 +103,15 @@ function rateOf(peer) {
   const link = peer.state === "linked" ? linkOf(peer) : undefined;
   return link ? (link.bytes_per_s == null ? "never full" : mbit(link.bytes_per_s)) : "–";
 }
+const percent = (part) => part == null ? "–" : `${Math.round(100 * part)} %`;
+function machineOf(peer) {
+  const { busy, celsius, battery, plugged } = (peer.own || peer.state === "linked" ? state.machines[peer.device] : null) ?? {};
+  return [percent(busy), celsius == null ? "–" : `${Math.round(celsius)} °C`, percent(battery) + (battery != null && plugged === false ? ", unplugged" : "")].map(number);
+}
+function sentOn(peer) {
+  const link = peer.state === "linked" ? linkOf(peer) : undefined;
+  return link ? bytes(link.sent_bytes) + (link.spared_bytes ? `, ${bytes(link.spared_bytes)} packed away` : "") : "–";
+}
 const software = (one) => one ? `Python ${one.python}, ${one.torch ? `torch ${one.torch}` : "no torch"}, ${one.system}` : "–";
 
 const show = {
@@ -123,10 +132,20 @@ const show = {
     }
   },
   peers(peers) { state.peers = peers; devices(); },
+  machines(machines) { state.machines = machines; devices(); },
+  codecs({ processor, rows }) {
+    set($("prices-note"), `Bits: at most, where they follow the values. Loss: measured in step, 120 steps of a small GPT. ${processor ? `Processor: timed here (${processor})` : "Processor: not timed yet; meshtrain plan SCRIPT does"}.`);
+    $("codec-names").replaceChildren(...rows.map((row) => made("option", { value: row.name })));
+    fill($("codecs"), rows, (row) => row.name, (row) => [
+      row.name, number((row.fixed ? "" : "≤ ") + short(row.bits)), number(`${short(row.bits / 0.32)} %`),
+      number(row.value_s == null ? "–" : seconds(row.value_s * 1e6)), row.loss, row.exchange, number(row.state_bytes ? bytes(row.state_bytes) : "–"), row.about,
+    ]);
+  },
   jobs(jobs) {
     state.jobs = jobs;
     $("no-jobs").hidden = jobs.length > 0; $("job-shown").hidden = !jobs.length;
     options($("job-choice"), jobs.map((job) => [job.job, `${job.name} (${job.job}) ${job.state}`]));
+    for (const id of state.charts.keys()) if (!jobs.some((job) => job.job === id)) state.charts.delete(id);
     if (!jobs.some((job) => job.job === chosen)) choose((jobs.find((job) => !job.ended) ?? jobs[0])?.job ?? null);
     job(); ring();
   },
@@ -157,8 +176,9 @@ function devices() {
   if (!state.status) return;
   const own = state.status, rows = [{ device: own.device, name: own.name, own: true, state: "this device", software: own.software }, ...state.peers];
   fill($("peers"), rows, (peer) => peer.device, (peer) => [
-    peer.name, [peer.state, STATES[peer.state] ?? ""], peer.own ? "–" : peer.added_by ?? (peer.state === "seen" ? "–" : "a code"),
-    number(peer.rtt_s == null ? "–" : seconds(peer.rtt_s)), number(peer.own ? "–" : rateOf(peer)), number(peer.cores ?? "–"),
+    peer.name, [peer.state, STATES[peer.state] ?? ""], ...machineOf(peer), peer.own ? "–" : peer.added_by ?? (peer.state === "seen" ? "–" : "a code"),
+    number(peer.rtt_s == null ? "–" : seconds(peer.rtt_s)), number(peer.own ? "–" : rateOf(peer)), number(sentOn(peer)),
+    number(peer.measured?.peer_speed ? `${short(peer.measured.peer_speed)}x this one` : "–"), number(peer.cores ?? "–"),
     number(peer.memory_bytes ? bytes(peer.memory_bytes) : "–"), peer.refused ? [peer.refused, "bad"] : software(peer.software),
   ], (peer) => {
     const button = (text, name, run) => { const one = made("button", { type: "button", "aria-label": `${text} ${name}` }, text); one.onclick = () => run(one); return one; };
@@ -171,7 +191,7 @@ function devices() {
   ring();
 }
 
-// This device and those that it knows, on a circle; lines are this device's own links, for of others it knows nothing.
+// This device and those that it knows, on a circle. Of links between others it knows what the members of the job report.
 function ring() {
   if (!state.status) return;
   const shown = state.jobs.find((one) => one.job === chosen && !one.ended);
@@ -183,7 +203,7 @@ function ring() {
     const far = nodes.length > 1 ? 1 : 0;
     node.x = width / 2 + far * 140 * Math.cos(angle); node.y = height / 2 + far * 98 * Math.sin(angle);
   });
-  const radius = many ? 7 : 15, lines = [], marks = [], words = [];
+  const radius = many ? 7 : 15, lines = [], marks = [], words = [], debts = [];
   for (const node of nodes.slice(1)) {
     const link = node.state === "linked", busy = link && linkOf(node)?.busy;
     lines.push(made("line", { x1: nodes[0].x, y1: nodes[0].y, x2: node.x, y2: node.y, class: `link ${link ? (busy ? "busy" : "") : "away"}` }));
@@ -192,15 +212,24 @@ function ring() {
     if (about && !many) marks.push(made("text", { x: nodes[0].x + (node.x - nodes[0].x) * 0.55, y: nodes[0].y + (node.y - nodes[0].y) * 0.55 - 5, class: "soft" }, about));
     words.push(`${node.name}: ${link ? `linked${about ? `, ${about}` : ""}` : "cannot be reached"}`);
   }
-  for (const member of parts.values()) {
-    const from = nodes.find((node) => node.device === member.device);
-    for (const rank of member.waits_for_ranks) {
-      const to = nodes.find((node) => node.device === shown.members[rank]?.device);
-      if (!from || !to || from === to) continue;
-      const [dx, dy] = [to.x - from.x, to.y - from.y], length = Math.hypot(dx, dy) || 1, away = radius + 5;
-      const [x1, y1, x2, y2] = [from.x + dx / length * away, from.y + dy / length * away, to.x - dx / length * away, to.y - dy / length * away];
-      lines.push(made("path", { d: `M${x1} ${y1} Q${(x1 + x2) / 2 - dy / 6} ${(y1 + y2) / 2 + dx / 6} ${x2} ${y2}`, class: "waits" }));
-    }
+  const places = new Map(nodes.map((node) => [node.device, node])), place = (rank) => places.get(shown.members[rank]?.device);
+  for (const [first, second, rate] of shown?.links ?? []) {
+    const from = place(first), to = place(second);
+    if (!from || !to || from === nodes[0] || to === nodes[0]) continue;
+    lines.push(made("line", { x1: from.x, y1: from.y, x2: to.x, y2: to.y, class: `link between ${rate ? "busy" : ""}` }));
+    if (many || !rate) continue;
+    marks.push(made("text", { x: (from.x + to.x) / 2, y: (from.y + to.y) / 2 - 5, class: "soft" }, mbit(rate)));
+    words.push(`${from.name} and ${to.name}: ${mbit(rate)}`);
+  }
+  for (const [debtor, creditor, owed] of shown?.owed ?? []) {
+    const from = place(creditor), to = place(debtor);
+    if (!from || !to) continue;
+    const [dx, dy] = [to.x - from.x, to.y - from.y], length = Math.hypot(dx, dy) || 1, away = radius + 5;
+    const [x1, y1, x2, y2] = [from.x + dx / length * away, from.y + dy / length * away, to.x - dx / length * away, to.y - dy / length * away];
+    const [bx, by] = [(x1 + x2) / 2 - dy / 6, (y1 + y2) / 2 + dx / 6];
+    lines.push(made("path", { d: `M${x1} ${y1} Q${bx} ${by} ${x2} ${y2}`, class: "waits" }));
+    if (owed && !many) marks.push(made("text", { x: x1 * 0.7 + x2 * 0.3 - dy / 5, y: y1 * 0.7 + y2 * 0.3 + dx / 5, class: "soft" }, `≤ ${bytes(owed)}`));
+    debts.push(`${to.name} owes ${from.name} ${owed ? `up to ${bytes(owed)} of a round` : "its part of a round"}`);
   }
   for (const node of nodes) {
     const part = parts.get(node.device)?.part ?? "";
@@ -213,8 +242,8 @@ function ring() {
   const arrow = made("defs", {}, made("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" }, made("path", { d: "M0 0L8 4L0 8z" })));
   $("ring").classList.toggle("many", many);
   $("ring").replaceChildren(arrow, ...lines, ...marks);
-  $("ring").setAttribute("aria-label", `${state.status.name} and its links. ${words.join(". ") || "No other device is paired"}.`);
-  set($("ring-note"), nodes.length < 2 ? "No other device is paired yet." : `Lines: this device's own links; they move while gradients travel.${lines.some((line) => line.classList.contains("waits")) ? " Arrows: who waits for whom." : ""}`);
+  $("ring").setAttribute("aria-label", `${state.status.name} and its links. ${[...words, ...debts].join(". ") || "No other device is paired"}.`);
+  set($("ring-note"), nodes.length < 2 ? "No other device is paired yet." : `Green lines: this device's own links. ${lines.some((line) => line.classList.contains("between")) ? "Blue: what others send each other in the job, as they report it. " : ""}They move while gradients travel.${debts.length ? ` Arrows: who waits for whom. ${debts.slice(0, 6).join(". ")}${debts.length > 6 ? ` (${debts.length - 6} more)` : ""}.` : ""}`);
 }
 
 function options(select, wanted) {
@@ -230,11 +259,10 @@ function job() {
   const one = state.jobs.find((each) => each.job === chosen);
   if (!one) return;
   $("job-choice").value = one.job;
-  const facts = [["State", one.state + (one.waiting_for ? `; waits: ${one.waiting_for}` : "")], ["Round", String(one.round)], ["Script", one.script]];
-  if (one.generation) facts.push(["Generation", String(one.generation)]);
-  if (one.started_at_s) facts.push(["Began", new Date(one.started_at_s * 1000).toLocaleString()]);
-  if (one.ended_at_s) facts.push(["Ended", new Date(one.ended_at_s * 1000).toLocaleString()]);
+  const facts = [["State", one.state + (one.waiting_for ? `; waits: ${one.waiting_for}` : "")], ["Round", one.round + (one.generation ? ` (generation ${one.generation})` : "")],
+    ["Script", [one.script, ...[["began", one.started_at_s], ["ended", one.ended_at_s]].filter(([, at_s]) => at_s).map(([what, at_s]) => `${what} ${new Date(at_s * 1000).toLocaleString()}`)].join(", ")]];
   facts.push(["Models", one.equal == null ? "not compared yet" : one.equal ? `equal on all devices, ${one.hashes_compared} times compared` : "they differed"]);
+  facts.push(...one.facts);
   const list = $("job-facts");
   facts.forEach(([name, text], at) => {
     while (list.children.length < 2 * at + 2) list.append(made("dt"), made("dd"));
@@ -250,29 +278,34 @@ function job() {
     member.name, [member.part + (member.restarts ? ` (run ${member.restarts + 1})` : ""), PARTS[member.part] ?? ""],
     member.finished ? "(has finished)" : member.waits_for ?? "–", number(member.round), number(member.step),
     number(member.step_s ? seconds(member.step_s) : "–"), number(member.samples_per_s ? short(member.samples_per_s) : "–"), number(member.batch || "–"), number(member.ahead),
-    number(member.age ?? "–"), number(member.nulls), number(seconds(member.exposed_s)), number(bytes(member.sent_bytes)),
+    number(member.age ?? "–"), number(member.nulls), number(seconds(member.exposed_s)), number(percent(member.overlap)),
+    number(bytes(member.sent_bytes)), number(member.sends_bytes_s == null ? "–" : mbit(member.sends_bytes_s)),
     member.values.map(([name, value]) => `${name} ${short(value)}`).join(", ") || "–",
   ]);
   options($("log-rank"), one.members.map((member) => [String(member.rank), member.name]));
+  const here = one.members.some((member) => member.device === state.status?.device);
   $("cancel").hidden = one.ended;
-  $("leave").hidden = one.ended || one.members.length < 2 || !one.members.some((member) => member.device === state.status?.device);
+  $("leave").hidden = one.ended || one.members.length < 2 || !here;
+  $("codec-form").hidden = !one.changes || !here;
 }
 
 function draw() {
   const chart = state.charts.get(chosen), points = chart?.points ?? [], last = points.at(-1);
-  const name = chart?.value || "loss", style = getComputedStyle(document.documentElement);
+  const name = chart?.value || "loss", style = getComputedStyle(document.documentElement), guess = state.jobs.find((one) => one.job === chosen)?.prediction;
   curve("loss", points.map((point) => [point[0], point[1]]), style);
-  curve("rate", points.map((point) => [point[0], point[2]]), style);
+  curve("rate", points.map((point) => [point[0], point[2]]), style, guess ? [guess.samples_s, guess.alone_samples_s] : []);
   set($("loss-caption"), last ? `${name}, mean of the devices: ${short(last[1])} at round ${last[0]}` : "loss by round: drawn while a page watches the job");
-  set($("rate-caption"), last ? `samples a second, all devices together: ${short(last[2])}` : "samples a second, by round");
+  set($("rate-caption"), (last ? `samples a second, all devices together: ${short(last[2])}` : "samples a second, by round") + (guess ? ` (dashed: predicted ${short(guess.samples_s)}, and ${short(guess.alone_samples_s)} for one laptop alone)` : ""));
 }
-function curve(id, points, style) {
-  const host = $(id), drawn = points.filter((point) => point[1] != null), data = [drawn.map((point) => point[0]), drawn.map((point) => point[1])];
-  if (drawn.length < 2) { plots[id]?.destroy(); delete plots[id]; return; }
+function curve(id, points, style, levels = []) {
+  const host = $(id), drawn = points.filter((point) => point[1] != null);
+  const data = [drawn.map((point) => point[0]), drawn.map((point) => point[1]), ...levels.map((level) => drawn.map(() => level))];
+  if (drawn.length < 2 || (plots[id] && plots[id].series.length !== data.length)) { plots[id]?.destroy(); delete plots[id]; }
+  if (drawn.length < 2) return;
   if (plots[id]) { plots[id].setData(data); return; }
   const soft = style.getPropertyValue("--soft"), line = style.getPropertyValue("--line"), axis = { stroke: soft, grid: { stroke: line, width: 1 }, ticks: { stroke: line } };
   plots[id] = new uPlot({ width: host.clientWidth || 300, height: 190, scales: { x: { time: false } }, legend: { show: false }, cursor: { show: false },
-    axes: [{ ...axis, size: 30 }, { ...axis, size: 55 }], series: [{}, { stroke: style.getPropertyValue("--accent"), width: 2, points: { show: false } }] }, data, host);
+    axes: [{ ...axis, size: 30 }, { ...axis, size: 55 }], series: [{}, { stroke: style.getPropertyValue("--accent"), width: 2, points: { show: false } }, ...levels.map((_, at) => ({ stroke: at ? soft : style.getPropertyValue("--good"), width: 1.5, dash: [6, 4], points: { show: false } }))] }, data, host);
 }
 function redraw() { for (const id of Object.keys(plots)) { plots[id].destroy(); delete plots[id]; } draw(); }
 
@@ -328,6 +361,13 @@ $("cancel").onclick = async (event) => {
 $("leave").onclick = async (event) => {
   const id = chosen;
   if (await confirm("Take this device out of the job?", "The other devices go on with it.", "Take it out") !== null) act("/api/leave", { job: id }, () => `This device has left job ${id}.`, event.target);
+};
+$("codec-form").onsubmit = async (event) => {
+  event.preventDefault();
+  const id = chosen, codec = $("codec-name").value.trim(), { submitter } = event;
+  if (await confirm(`Go over to ${codec}?`, "From one of the next rounds on, all devices send their gradients in it. Nothing is lost that was left out before.", "Change it") !== null) {
+    act("/api/codec", { job: id, codec }, (reply) => { $("codec-form").reset(); return `From round ${reply.change.first} on gradients travel in ${reply.change.codec}; before: ${reply.before}.`; }, submitter);
+  }
 };
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 new ResizeObserver(() => { for (const id of Object.keys(plots)) plots[id].setSize({ width: $(id).clientWidth || 300, height: 190 }); }).observe($("job"));

@@ -1,0 +1,136 @@
+"""A job in figures and plain words: what was chosen and expected, what is measured, and what compression and overlap
+bring."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import zip_longest
+
+from meshtraind.dashboard.chart import Chart
+from meshtraind.dashboard.job_traffic import JobTraffic, codec_of_now
+from meshtraind.dashboard.page_values import has_ended, newest_round, shown_line
+from meshwire.job_figures import samples_s, speed_text
+from meshwire.jobs.files import human_bytes
+from meshwire.messages.course import JobCourse
+from meshwire.messages.job import JobSummary, Metrics
+from meshwire.sync_modes.mode import sync_settings
+
+
+@dataclass
+class WatchedJob:
+    """What is kept of a job between two looks.
+
+    Attributes:
+        settings: by which it was defined, as of `JobCourse`; empty: not known here.
+        asked_s: when they were asked for last.
+    """
+
+    chart: Chart = field(default_factory=Chart)
+    traffic: JobTraffic = field(default_factory=JobTraffic)
+    settings: dict[str, str] = field(default_factory=dict)
+    asked_s: float | None = None
+
+    def take(self, course: JobCourse) -> None:
+        """What the daemon has kept of it: settings, and curves from its beginning on."""
+        self.settings = dict(course.settings)
+        self.chart.begin(course.points)
+
+
+def job_facts(job: JobSummary, watched: WatchedJob) -> list[tuple[str, str]]:
+    """Names and texts for people; nothing of what is not known."""
+    facts = {
+        "Plan": _plan(job, watched.settings),
+        "Predicted": _predicted(job),
+        "Measured": _measured(job),
+        "Overlap": _overlap(job),
+        "Bytes": _bytes(job, watched.traffic),
+        "Staleness": _staleness(job, watched.settings),
+    }
+    return [(name, shown_line(text)) for name, text in facts.items() if text]
+
+
+def overlap_of(metrics: Metrics) -> float | None:
+    """The part of the time of exchanges in which the learner computed; None: there was no exchange."""
+    return max(0.0, 1.0 - metrics.exposed_s / metrics.exchange_s) if metrics.exchange_s > 0 else None
+
+
+def _plan(job: JobSummary, settings: dict[str, str]) -> str:
+    if job.codec is None:
+        return ""
+    known = settings | {"codec": job.codec}
+    begun = " ".join(f"--{name} {known[name]}" for name in ("sync", "codec", "topology", "masks") if name in known)
+    by = {"plan": " (by itself, for the network was no more what it was planned for)"}
+    changes = [f"from round {one.first} on --codec {one.codec}{by.get(one.by, '')}" for one in job.codecs]
+    return ", ".join([begun, *changes])
+
+
+def _predicted(job: JobSummary) -> str:
+    if job.prediction is None:
+        alone = job.codec is None or len(job.members) < 2
+        return "" if alone else "nothing: settings were typed, or it goes on from another job"
+    together_s, alone_s = job.prediction.samples_s, job.prediction.alone_samples_s
+    return (
+        f"{together_s:,.3g} samples/s, {together_s / alone_s:.2g}x the fastest laptop alone, which makes {alone_s:,.3g}"
+    )
+
+
+def _measured(job: JobSummary) -> str:
+    text, measured_s = speed_text(job), samples_s(job)
+    if text is None or measured_s is None:
+        return ""
+    if job.prediction is None:
+        return text
+    return f"{text}; {measured_s / job.prediction.samples_s:.0%} of what was predicted"
+
+
+def _overlap(job: JobSummary) -> str:
+    exchange_s = sum(report.metrics.exchange_s for report in job.ranks)
+    exposed_s = sum(report.metrics.exposed_s for report in job.ranks)
+    if exchange_s <= 0:
+        return ""
+    return f"{max(0.0, 1.0 - exposed_s / exchange_s):.0%} of the time of exchanges was hidden behind computing"
+
+
+def _bytes(job: JobSummary, traffic: JobTraffic) -> str:
+    sent = sum(report.metrics.sent_bytes for report in job.ranks)
+    if not sent:
+        return ""
+    parts = [f"{human_bytes(sent)} sent by all"]
+    if of_round := round(sum(traffic.round_bytes.values())):
+        parts.append(f"{human_bytes(of_round)} a round")
+    if traffic.saved_bytes:
+        since = "" if traffic.since_round == 1 else f" since round {traffic.since_round}"
+        saved = human_bytes(round(traffic.saved_bytes))
+        parts.append(f"{codec_of_now(job)} saved about {saved}{since}, beside fp32 in each step")
+    return "; ".join(parts)
+
+
+def _staleness(job: JobSummary, settings: Mapping[str, str]) -> str:
+    if not newest_round(job):
+        return ""
+    parts = []
+    try:
+        mode = sync_settings(settings["sync"]) if "sync" in settings else None
+    except ValueError:  # of a version that knows other ones
+        mode = None
+    if mode is not None and not mode.staleness:
+        each = "each step" if mode.period < 2 else f"each {mode.period} steps"
+        parts.append(f"none: all wait for each other after {each}")
+    elif mode is not None:
+        parts.append(f"the bound is {mode.staleness}")
+    ages = [sum(of_age) for of_age in zip_longest(*(report.metrics.ages for report in job.ranks), fillvalue=0)]
+    if sum(ages) and (mode is None or mode.staleness):
+        oldest = max(age for age, count in enumerate(ages) if count)
+        behind = f"the oldest {oldest} behind" if oldest else "none was behind"
+        parts.append(f"{ages[0] / sum(ages):.0%} of the contributions were of the newest model, {behind}")
+    counted = {
+        "passed over": sum(report.metrics.nulls for report in job.ranks),
+        "void": max((report.metrics.void_rounds for report in job.ranks), default=0),
+        "steps lost": sum(report.metrics.steps_lost for report in job.ranks),
+    }
+    parts += [f"{what}: {count}" for what, count in counted.items() if count]
+    return "; ".join(parts)
+
+
+def still_runs(job: JobSummary) -> bool:
+    """Whether its rounds can go over to another codec now."""
+    return not has_ended(job) and bool(job.generation) and bool(job.learning)
