@@ -76,8 +76,8 @@ class Ef21Momentum:
     """EF21-SGDM (Fatkhullin et al. 2023, arXiv 2305.15155, algorithm 1), with the largest values of the whole vector.
 
     Each member keeps its momentum, v <- mu v + g, and an estimate of it that all know, h. It sends the largest of
-    v - h, which enter h; the step is along the mean of all h. What waits does so as a difference that is measured anew in
-    each round, and is not added up. The first round travels whole.
+    v - h, which enter h; the step is along the mean of all h. What waits does so as a difference that is measured anew
+    in each round, and is not added up. The first round travels whole.
 
     Args:
         ratio: the part of the values that is sent. A value takes 4 bytes and its place 2.
