@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from meshtraind.codecs.base import Terms, Values
+from meshtraind.codecs.base import CodecError, Terms, Values
 from meshtraind.codecs.homomorphic import Homomorphic
 from meshtraind.contributions.contribution import (
     HopContribution,
@@ -27,6 +27,7 @@ from meshtraind.executor.projections import Projections
 from meshtraind.executor.reducers import Materials, reducer_for
 from meshtraind.executor.round_buffers import RoundMemory
 from meshwire.codecs.registry import CodecSpec, parse_codec
+from meshwire.collectives.exchange import Part
 from meshwire.collectives.strategy import collective_for
 from meshwire.model.manifest import ModelManifest, Momentum, TensorSpec
 from meshwire.model.plan import Plan, plan_buckets
@@ -56,7 +57,7 @@ class _Member:
         form = self.forms.of(number)
         part = self.memory.own_part(number, form, 1.0)
         for bucket in form.layout.model_buckets:
-            part.keep(bucket, raw)
+            _check(part.keep(bucket, raw))
         self.memory.add(number, form)
         return part
 
@@ -68,6 +69,11 @@ class _Member:
         while self.projections.projected.settle_one():
             pass
         self.memory.forget(number)
+
+
+def _check(part: Part) -> None:
+    if part is Part.POISON:
+        raise CodecError("what a member adds is not finite (V1)")
 
 
 class SimulatedRounds:
@@ -99,7 +105,7 @@ class SimulatedRounds:
         self.sent_bytes = 0
 
     def mean(self, parts: Sequence[Values]) -> Values:
-        """What a round of these parts comes to on every member."""
+        """What a round of these parts comes to on every member. Raises CodecError when something is not finite."""
         self._number += 1
         number, lead = self._number, self._members[0]
         own = [member.part(number, self.placed(part)) for member, part in zip(self._members, parts, strict=True)]
@@ -125,7 +131,7 @@ class SimulatedRounds:
         for bucket in (*layout.followers, *layout.model_buckets):
             for each in own if bucket in layout.precursors else ():
                 assert isinstance(each, InTwoPhases)
-                each.second(bucket)
+                _check(each.second(bucket))
             for segment in form.segments[bucket]:
                 total, terms = self._summed(segment, own)
                 for round_ in rounds:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from meshtraind.codecs.base import Values
+from meshtraind.codecs.base import CodecError, Values
 from meshtraind.contributions.seeds import segment_seed
 from meshtraind.projection.orthonormal import orthonormal
 from meshwire.codecs.registry import FAMILIES, parse_codec
@@ -65,6 +65,14 @@ def test_what_is_rounded_by_chance_is_right_on_average(name: str) -> None:
     owed = 0.3 if name == "cocktail" else 0.05  # a fiftieth of the values in a round
     large = np.abs(mean) < 1.0  # terngrad loses what is far out
     assert abs(np.dot(made[large], mean[large]) / np.dot(mean[large], mean[large]) - 1) < owed
+
+
+@pytest.mark.parametrize("name", ["topk", "powersgd:3,warmup=0", "homomorphic"])
+def test_what_is_not_finite_ends_a_simulated_job(name: str) -> None:
+    simulated, (first, second) = SimulatedRounds(name, SHAPES, 2), gradients(2, 1)[0]
+    first[7] = math.inf
+    with pytest.raises(CodecError):
+        simulated.mean([first, second])
 
 
 def test_what_is_sent_is_counted() -> None:
