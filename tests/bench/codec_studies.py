@@ -140,6 +140,18 @@ STUDIES = (
         5,
     ),
     Study(
+        "narrow-10",
+        "The same, with ten rounds that travel whole",
+        "As `powersgd` does by default, and all else as above.",
+        "The hook differs less from itself than with two: the first steps are the largest, and what they leave out comes "
+        "back when momentum is at its fastest.",
+        "narrow",
+        ("hook:4,10", "powersgd:4", "hook:4,10,1", "hook:4,10,2", BASELINE),
+        4,
+        64,
+        5,
+    ),
+    Study(
         "waiting",
         "What waits, beside a momentum of 0.9",
         "The narrow ResNet-18, SGD at 0.02 with momentum 0.9.",

@@ -164,8 +164,8 @@ class Dion:
         for each in momenta:
             each.sub_(left @ right.T, alpha=1 - self._momentum)
         self._rights[at] = right / right.norm(dim=0).clamp_min(1e-30)
-        step: torch.Tensor = left @ self._rights[at].T
-        return step.view(self._shapes[at]) * (0.2 * max(step.shape) ** 0.5)
+        step: torch.Tensor = left @ self._rights[at].T * (0.2 * max(rows, len(right)) ** 0.5)
+        return step.view(self._shapes[at])
 
 
 def in_directions(shape: tuple[int, ...], rank: int) -> bool:
