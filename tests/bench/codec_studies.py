@@ -143,8 +143,8 @@ STUDIES = (
         "narrow-10",
         "The same, with ten rounds that travel whole",
         "As `powersgd` does by default, and all else as above.",
-        "The hook differs less from itself than with two: the first steps are the largest, and what they leave out comes "
-        "back when momentum is at its fastest.",
+        "The hook differs less from itself than with two: the first steps are the largest, and what they leave out "
+        "comes back when momentum is at its fastest.",
         "narrow",
         ("hook:4,10", "powersgd:4", "hook:4,10,1", "hook:4,10,2", BASELINE),
         4,
@@ -351,7 +351,7 @@ def main() -> int:
     torch.set_num_threads(1)
     try:
         file = StudyFile(options.resume)
-        chosen = [study for study in STUDIES if study.name in options.studies or "all" in options.studies]
+        chosen = [study for name in options.studies for study in STUDIES if name in (study.name, "all")]
         if chosen:
             measure(file, chosen, options.minutes)
         if options.page:
