@@ -156,8 +156,8 @@ STUDIES = (
         "The same, with two again, at a quarter of the rate",
         "SGD at 0.005 with momentum 0.9, all else as above: which rate leaves the hook where it is from another first "
         "basis is to be seen, so that the two can be compared at it.",
-        "With two rounds and with ten, at 0.02, the hook has ended up to nine times as far as from another first basis. "
-        "At this rate it differs by less than a tenth, and PowerSGD from it.",
+        "With two rounds and with ten, at 0.02, the hook has ended up to nine times as far as from another first "
+        "basis. At this rate it differs by less than a tenth, and PowerSGD from it.",
         "narrow",
         ("hook:4,2", "powersgd:4,warmup=2", "hook:4,2,1", "hook:4,2,2", BASELINE),
         4,

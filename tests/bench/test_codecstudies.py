@@ -94,9 +94,9 @@ def test_power_sgd_is_torchs_but_for_the_first_basis() -> None:
         if span.columns > rank:
             first[span.tensor] = torch.from_numpy(orthonormal(nothing, segment_seed(SEED, 3, span.start))).mT
     hook.begin_with(first)
-    for of_members in rounds:
+    for number, of_members in enumerate(rounds, 1):
         mean, theirs = ours.mean(of_members), hook.mean(of_members)
-        assert np.abs(mean - theirs).max() < 2e-3 * np.abs(theirs).max()
+        assert np.abs(mean - theirs).max() < (1e-5 if number > 2 else 1e-3) * np.abs(theirs).max(), "fp16 at first"
         last = mean
     whole = slice(48 * 64, 48 * 64 + 64)
     assert np.abs(last[whole] - np.mean(of_members, 0)[whole]).max() < 1e-6
