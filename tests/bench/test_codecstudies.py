@@ -132,6 +132,38 @@ def test_dion_steps_along_orthonormal_directions_and_keeps_what_they_leave_out()
     assert 0.5 < alike < 0.999, "0.95 of what was applied stays in the momentum"
 
 
+def ends_at(text: str, rate: float, momentum: float = 0.9) -> float:
+    """What is left of a quadratic after 400 steps of two members with equal gradients; above 10: it diverges."""
+    rng = np.random.default_rng(0)
+    at, curvature = rng.standard_normal(4096), np.exp(rng.uniform(-2, 0, 4096))
+    taken_over = text.startswith(("dgc", "ef21"))
+    if text.startswith("ef21"):
+        means: Ef21Momentum | SimulatedRounds = Ef21Momentum(0.01, [(64, 64)], 2, momentum)
+    else:
+        means = SimulatedRounds(text, [(64, 64)], 2, Momentum(factor=momentum, nesterov=False) if taken_over else None)
+    first, velocity = float(curvature @ at**2), np.zeros(4096)
+    for _ in range(400):
+        gradient = (curvature * at).astype(np.float32)
+        velocity = (0.0 if taken_over else momentum) * velocity + means.mean([gradient, gradient])
+        at -= rate * velocity
+        if (left := float(curvature @ at**2) / first) > 10:
+            break
+    return left
+
+
+def test_what_waits_bounds_the_rate_and_momentum_counts_as_a_rate() -> None:
+    """A value that waits a hundred rounds stands a hundredth of rate / (1 - momentum): what momentum is taken of, and
+    where, changes little in that where all values matter as much."""
+    assert ends_at("fp32", 0.1) < 1e-3
+    assert ends_at("topk", 0.1) > 10
+    assert ends_at("topk", 1.0, momentum=0.0) > 10, "the same without momentum, at a rate that moves as far"
+    assert ends_at("topk", 0.01) < 10
+    assert ends_at("topk", 0.1, momentum=0.0) < 10
+    assert ends_at("topk:0.1", 0.1) < 1e-3, "a tenth of the delay"
+    assert ends_at("dgc:0.01,ramp=0", 0.1) > 10
+    assert ends_at("ef21", 0.1) > 10
+
+
 def test_every_way_of_a_study_is_one_that_can_be_trained() -> None:
     for study in STUDIES:
         assert study.task in TASKS
