@@ -162,7 +162,7 @@ STUDIES = (
         ("hook:4,2", "powersgd:4,warmup=2", "hook:4,2,1", "hook:4,2,2", BASELINE),
         4,
         64,
-        5,
+        3,
         0.005,
     ),
     Study(
@@ -175,7 +175,7 @@ STUDIES = (
         "narrow",
         (BASELINE, "topk", "topk:0.1", "topk:0.25..0.01/60", "dgc:0.01,ramp=0", "ef21:0.01"),
         4,
-        128,
+        64,
         2,
     ),
     Study(
@@ -186,7 +186,7 @@ STUDIES = (
         "narrow-plain",
         (BASELINE, "topk"),
         4,
-        128,
+        64,
         2,
     ),
     Study(
@@ -197,7 +197,7 @@ STUDIES = (
         "narrow",
         (BASELINE, "topk"),
         4,
-        128,
+        64,
         2,
         0.002,
     ),
