@@ -44,6 +44,7 @@ class Study:
         task: a name of `codec_tasks.TASKS`.
         ways: CODEC[@SYNC] as `codec_seeds` takes it; the first one is what the others are compared with.
         rate: the learning rate; None: the task's own.
+        found: afterwards, beside what was expected.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Study:
     steps: int
     seeds: int
     rate: float | None = None
+    found: str = ""
 
 
 def _periods(members: int, ratio: str) -> Study:
@@ -313,6 +315,8 @@ def _section(file: StudyFile, study: Study) -> Iterator[str]:
         if found := file.of(study, way):
             yield f"| {' | '.join(_row(way, found, None if way == base else base_losses))} |"
     yield ""
+    if study.found:
+        yield from (f"**Found.** {study.found}", "")
 
 
 def _row(way: str, found: Sequence[Line], base: list[float] | None) -> tuple[str, ...]:

@@ -175,7 +175,9 @@ def test_every_way_of_a_study_is_one_that_can_be_trained() -> None:
     assert {way.partition(":")[0] for way in STUDIES[1].ways} == {*FAMILIES, "dion"}, "every codec meets a new task"
 
 
-STUDY = Study("small", "A small one", "About it.", "Nothing.", "table", ("fp32", "topk", "int8"), 2, 3, 2)
+STUDY = Study(
+    "small", "A small one", "About it.", "Nothing.", "table", ("fp32", "topk", "int8"), 2, 3, 2, found="It is so."
+)
 
 
 def test_a_study_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,6 +219,7 @@ def test_the_page_says_what_the_file_says(tmp_path: Path, monkeypatch: pytest.Mo
     lines = page(StudyFile(file.path)).splitlines()
     assert "## A small one" in lines
     assert "**Expected.** Nothing." in lines
+    assert "**Found.** It is so." in lines
     assert "| codec | loss | seeds | - `fp32` | noise | fp32 / vector | kB a member and step |" in lines
     assert "| `fp32` | 1.100 | 1.000 1.200 |  |  | 1.0 | 1.50 |" in lines
     assert "| `topk` | 1.600 | 1.500 1.700 | +0.500 | 0.283 | 8.0 | 1.50 |" in lines
