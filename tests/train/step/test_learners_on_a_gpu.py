@@ -33,7 +33,7 @@ class Behind(torch.autograd.Function):
         return values.clone()
 
     @staticmethod
-    def backward(_ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(_ctx: Any, gradient: Tensor) -> Tensor:
         keep_busy(gradient.device)
         return gradient.clone()
 
@@ -47,7 +47,7 @@ class AfterTheFirstBucket(torch.autograd.Function):
         return values.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         ctx.daemon.wait_until(lambda: bool(ctx.daemon.buckets.get(1, {}).get(0)))
         return gradient.clone(), None
 
@@ -55,7 +55,7 @@ class AfterTheFirstBucket(torch.autograd.Function):
 def keep_busy(device: torch.device) -> None:
     """Whatever is asked of the current stream from now on has to wait."""
     if device.type == "cuda":
-        torch.cuda._sleep(BUSY_CYCLES)  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(BUSY_CYCLES)
 
 
 def own_stream(device: str) -> AbstractContextManager[object]:
