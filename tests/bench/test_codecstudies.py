@@ -225,4 +225,6 @@ def test_the_page_says_what_the_file_says(tmp_path: Path, monkeypatch: pytest.Mo
     assert "| `topk` | 1.500 | 1.500 | +0.500 | - | 8.0 | 1.50 |" in lines, "beside the same seeds"
     file.add(Line("small", "topk", 1, 1.7, 8.0, 1500.0))
     assert "| `topk` | 1.600 | 1.500 1.700 | +0.500 | 0.283 | 8.0 | 1.50 |" in page(StudyFile(file.path)).splitlines()
+    file.add(Line("small", "topk", 2, 1.6, 8.0, 1500.0))
+    assert "| `topk` | 1.600 | 1.500 1.700 1.600 |  |  | 8.0 | 1.50 |" in page(StudyFile(file.path)).splitlines()
     assert "| `int8` | some diverged | 1.100 - |  |  | 1.0 | 1.50 |" in lines
