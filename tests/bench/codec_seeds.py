@@ -7,105 +7,47 @@ two versions of one, on a few seeds in minutes; what jobs of daemons reach says 
 SYNC is what `--sync` takes, such as `diloco:8` or `demo`; 8 is short for `local:8`. Where no codec stands
 before it, that is the one that it brings. `--rate` is the learning rate, for `demo` of SGD without momentum.
 
-`hook:4,10` is PowerSGD of rank 4 as torch's hook has it, after 10 rounds that travel whole. `--model cnn` trains the
-example CNN on digits, `cnn-adamw` the same with AdamW.
+Of others' methods, `hook:4,10` is PowerSGD of rank 4 as torch's hook has it, after 10 rounds that travel whole, with a
+third number from another first basis; `ef21:0.01` is EF21 with the momentum of SGD; `dion:4` is Dion of rank 4, whose
+matrices move at DION_RATE. What is trained says `--model`.
 """
 
 import argparse
-import math
-import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812
 
-from meshtrain.examples.cnn import CNN
-from meshtrain.examples.digits import HELD_OUT_EVERY, fetch_digits, read_digits
-from meshtrain.examples.gpt import GPT, GPTConfig
-from meshtrain.examples.text import stdlib_text
-from meshtrain.train.optim.frozen_variance import FrozenVariance
+from meshtrain.train.optim.frozen_variance import FrozenVariance, check_variance_possible
+from meshtrain.train.optim.momentum_handover import WithoutMomentum, momentum_of
 from meshtrain.train.optim.optimizer_step import OptimizerStep
 from meshtrain.train.periods.inner_muon import WithMuon, hidden_matrices, inner_muon
 from meshtrain.train.periods.outer_optimizer import outer_optimizer
-from meshtraind.codecs import codec_named
-from meshtraind.codecs.base import Terms, Values
-from meshtraind.contributions.received import MemberPart, mean_into, senders_mean_into
-from meshtraind.contributions.segments import Segment
-from meshwire.codecs.registry import CodecSpec, Reduction, parse_codec
-from meshwire.model.plan import SELECTED_VALUES_MIN, values_per_segment
+from meshtraind.codecs.base import Values
+from meshwire.codecs.registry import CodecSpec, parse_codec
 from meshwire.sync_modes.codec_for_mode import codec_of
 from meshwire.sync_modes.mode import SyncSettings, sync_settings
-from tests.bench.lowrank_means import ProjectedExchange, Shapes, TorchsPowerSgd
+from tests.bench.codec_tasks import TASKS, Task
+from tests.bench.other_methods import Dion, Ef21Momentum, TorchsPowerSgd, in_directions
+from tests.bench.simulated_rounds import Shapes, SimulatedRounds
 
-TEXT_BYTES = 300_000
-BATCH = 24  # of all members together
-RATE = 2e-3
 SIGN_RATE = 1e-3
-CONTEXT = 64
+DION_RATE = 5e-3
 
 
-class Exchange:
-    """The mean of what members add, as a job's codec makes it; all have the same number of samples."""
+class Means(Protocol):
+    """What makes means of what members add.
 
-    def __init__(self, text: str, values: int, members: int) -> None:
-        spec = parse_codec(text)
-        self._codec = codec_named(text)
-        self._decay = np.float32(spec.decay)
-        self._warmup = spec.warmup
-        self._feedback, self.gathered, self._senders = (
-            spec.error_feedback,
-            spec.reduction is Reduction.GATHER,
-            getattr(spec, "of_senders", False),
-        )
-        least = {"least": SELECTED_VALUES_MIN} if spec.family.selects else {}
-        self._cut = values_per_segment(values, **least)
-        self._owed = np.zeros((members + 1, values), np.float32)  # the last one's are owners'
-        counts = {min(values, self._cut), values % self._cut}
-        self._out = memoryview(bytearray(max(map(spec.segment_bytes_max, counts))))
-        self.sent_bytes = 0  # by all members, each a vector there, and the mean back where it is not gathered
-        self._round = 0
+    Attributes:
+        gathered: what a member sends goes to all others as it is.
+        sent_bytes: by all members until now.
+    """
+
+    gathered: bool
+    sent_bytes: int
 
     def mean(self, parts: Sequence[Values]) -> Values:
         """What a round of these parts comes to on every member."""
-        self._round += 1
-        if self._round <= self._warmup:
-            self.sent_bytes += 2 * len(parts[0]) * (len(parts) + 1)
-            whole: Values = np.mean(parts, 0, dtype=np.float32)
-            return whole
-        made = np.empty_like(parts[0])
-        for start in range(0, len(made), self._cut):
-            run = slice(start, min(start + self._cut, len(made)))
-            segment = Segment(self._codec, 0, len(self._out), start, run.stop - run.start, measured=True)
-            arrived = [
-                MemberPart(member, [segment], self._encoded(member, part[run], run))
-                for member, part in enumerate(parts)
-            ]
-            if self._senders:
-                senders_mean_into(arrived, 0, [1.0] * len(parts), made[run])
-            else:
-                mean_into(arrived, 0, float(len(parts)), made[run])
-            if self._codec.spec.reduction is Reduction.LINEAR:
-                self.sent_bytes += self._codec.bytes_max(run.stop - run.start)
-            elif not self.gathered:
-                self._codec.decode_into(self._encoded(len(parts), made[run].copy(), run), made[run])
-        return made
-
-    def _encoded(self, member: int, values: Values, run: slice) -> memoryview:
-        terms = Terms(self._round, hash((member, self._round, run.start)) & 0xFFFFFFFF)
-        if self._feedback:
-            owed = self._owed[member, run]
-            owed *= self._decay
-            owed += values
-            length = self._codec.encode_rest_into(owed, self._out, terms)
-        else:
-            length = self._codec.encode_into(values, self._out, terms)
-        self.sent_bytes += length
-        return memoryview(bytes(self._out[:length]))
 
 
 def flat(tensors: Sequence[torch.Tensor]) -> Values:
@@ -118,85 +60,17 @@ def unflatten(vector: Values, tensors: Sequence[torch.Tensor]) -> list[torch.Ten
     return [piece.view_as(each) for piece, each in zip(pieces, tensors, strict=True)]
 
 
-@dataclass(frozen=True)
-class Task:
-    """Something to train.
-
-    Attributes:
-        loss: of the samples with these numbers.
-        count: of samples to train with, numbered from 0.
-        held_out: the numbers of others.
-        batch: of all members together.
-        optimizer: of one member, with a learning rate, or with the task's own.
-    """
-
-    model: torch.nn.Module
-    loss: Callable[[torch.Tensor], torch.Tensor]
-    count: int
-    held_out: torch.Tensor
-    batch: int
-    optimizer: Callable[[float | None], torch.optim.Optimizer]
-
-
-def text_task() -> Task:
-    """The demo's GPT, smaller, with AdamW."""
-    codes = np.frombuffer(stdlib_text(TEXT_BYTES).encode("ascii", "replace"), np.uint8).astype(np.int64) % 128
-    data = torch.from_numpy(codes)
-    cut = len(data) * 9 // 10
-    model = GPT(GPTConfig(vocabulary_size=128, context=CONTEXT, num_layers=2, num_heads=4, width=96))
-
-    def loss(starts: torch.Tensor) -> torch.Tensor:
-        rows = torch.stack([data[at : at + CONTEXT + 1] for at in starts.tolist()])
-        return F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
-
-    held_out = torch.arange(cut, len(data) - CONTEXT - 1, 97)
-    optimizer = lambda rate: torch.optim.AdamW(model.parameters(), lr=rate or RATE)  # noqa: E731
-    return Task(model, loss, cut - CONTEXT - 1, held_out, BATCH, optimizer)
-
-
-@cache
-def digits() -> tuple[torch.Tensor, torch.Tensor]:
-    """Images, and what they show: those to train with first, then those held out."""
-    with tempfile.TemporaryDirectory() as folder:
-        fetch_digits(Path(folder))
-        pixels, labels = read_digits(Path(folder))
-    order = np.argsort(np.arange(len(labels)) % HELD_OUT_EVERY == 0, kind="stable")
-    images = torch.from_numpy(pixels[order]).float().div_(255).unsqueeze(1)
-    return images, torch.from_numpy(labels[order]).long()
-
-
-def digits_task(*, adamw: bool) -> Task:
-    """The example CNN, with SGD and momentum, or with AdamW."""
-    model, (images, labels) = CNN(), digits()
-    cut = len(labels) - len(labels) // HELD_OUT_EVERY
-
-    def loss(numbers: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(model(images[numbers]), labels[numbers])
-
-    def optimizer(rate: float | None) -> torch.optim.Optimizer:
-        if adamw:
-            return torch.optim.AdamW(model.parameters(), lr=rate or RATE)
-        return torch.optim.SGD(model.parameters(), lr=rate or 0.02, momentum=0.9)
-
-    return Task(model, loss, cut, torch.arange(cut, len(labels)), 64, optimizer)
-
-
-TASKS: dict[str, Callable[[], Task]] = {
-    "gpt": text_task,
-    "cnn": lambda: digits_task(adamw=False),
-    "cnn-adamw": lambda: digits_task(adamw=True),
-}
-
-
-def exchange_of(text: str, shapes: Shapes, members: int) -> Exchange | ProjectedExchange | TorchsPowerSgd:
-    """What makes means, of a codec as typed or of `hook:RANK,WARMUP`."""
-    name, _, of_hook = text.partition("hook:")
-    if not name and of_hook:
-        rank, _, warmup = of_hook.partition(",")
-        return TorchsPowerSgd(int(rank), int(warmup or 0), shapes, members)
-    if parse_codec(text).family.transforms:
-        return ProjectedExchange(text, shapes, members)
-    return Exchange(text, sum(map(math.prod, shapes)), members)
+def means_of(text: str, shapes: Shapes, members: int, optimizer: torch.optim.Optimizer) -> Means:
+    """What makes means, of a codec as typed, or of another's method; it may take over the optimizer's momentum."""
+    name, _, typed = text.partition(":")
+    numbers = typed.split(",")
+    if name == "hook":
+        return TorchsPowerSgd(int(numbers[0]), int(numbers[1]), shapes, members, *map(int, numbers[2:]))
+    if name == "ef21":
+        return Ef21Momentum(float(numbers[0]), shapes, members, momentum_of(optimizer).factor)
+    if name == "dion":
+        return Dion(int(numbers[0]), shapes, members)
+    return SimulatedRounds(text, shapes, members, momentum_of(optimizer) if parse_codec(text).momentum else None)
 
 
 class Trained(NamedTuple):
@@ -215,7 +89,8 @@ class Trained(NamedTuple):
 
 
 def train(way: str, task_name: str, members: int, steps: int, seed: int, rate: float | None = None) -> Trained:
-    """Trains a model anew."""
+    """Trains a model anew. Raises CodecError when something is not finite, NotSupported for an optimizer that does not
+    suit the codec."""
     typed, _, mode = way.partition("@")
     sync = sync_settings(f"local:{mode}" if mode.isdigit() else mode or "bsp")
     text = typed or str(codec_of(sync, None))
@@ -228,9 +103,8 @@ def train(way: str, task_name: str, members: int, steps: int, seed: int, rate: f
     else:
         optimizers = [task.optimizer(rate) for _ in range(members if period else 1)]
     base_optimizer = outer_optimizer(sync, parameters)
-    codec = None if text.startswith("hook:") else parse_codec(text)
-    own_steps = [_own_step(model, each, sync, codec) for each in optimizers]
-    exchange = exchange_of(text, [tuple(each.shape) for each in parameters], members)
+    own_steps = [_own_step(model, each, sync, text) for each in optimizers]
+    exchange = means_of(text, [tuple(each.shape) for each in parameters], members, optimizers[0])
     draws = [torch.Generator().manual_seed(1000 * seed + member) for member in range(members)]
 
     def step(member: int) -> None:
@@ -259,20 +133,52 @@ def train(way: str, task_name: str, members: int, steps: int, seed: int, rate: f
             base_optimizer.step()
         else:
             own_steps[0].take()
-    model.eval()
-    with torch.no_grad():
-        held_out = task.loss(task.held_out).item()
-    gathered = isinstance(exchange, Exchange) and exchange.gathered
-    vector_bytes = exchange.sent_bytes / (members if gathered else members + 1) / steps
-    copies = members - 1 if gathered else 2 * (members - 1) / members
+    vector_bytes = exchange.sent_bytes / (members if exchange.gathered else members + 1) / steps
+    copies = members - 1 if exchange.gathered else 2 * (members - 1) / members
     dense_bytes = 4 * sum(each.numel() for each in parameters)
-    return Trained(held_out, dense_bytes / vector_bytes, copies * vector_bytes)
+    return Trained(_held_out_loss(task), dense_bytes / vector_bytes, copies * vector_bytes)
 
 
-def _own_step(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, sync: SyncSettings, codec: CodecSpec | None
-) -> OptimizerStep:
-    if codec is not None and codec.of_momentum:
+class DionStep(OptimizerStep):
+    """The optimizer's step, but for these matrices, whose gradients are steps already."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, matrices: Sequence[torch.Tensor]) -> None:
+        super().__init__(optimizer)
+        self._matrices = matrices
+
+    @torch.no_grad()
+    def around(self, optimizer: torch.optim.Optimizer, step: Callable[[], object]) -> None:
+        steps = [each.grad for each in self._matrices]
+        for each in self._matrices:
+            each.grad = None
+        step()
+        for each, own in zip(self._matrices, steps, strict=True):
+            assert own is not None
+            each.add_(own, alpha=-DION_RATE)
+
+
+def _held_out_loss(task: Task) -> float:
+    task.model.eval()
+    with torch.no_grad():
+        return task.loss(task.held_out).item()
+
+
+def _own_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, sync: SyncSettings, text: str) -> OptimizerStep:
+    name = text.partition(":")[0]
+    if name == "hook":
+        return OptimizerStep(optimizer)
+    parameters = list(model.parameters())
+    if name == "ef21":
+        return WithoutMomentum(optimizer, parameters, momentum_of(optimizer))
+    if name == "dion":
+        rank = int(text.partition(":")[2])
+        return DionStep(optimizer, [each for each in parameters if in_directions(tuple(each.shape), rank)])
+    codec: CodecSpec = parse_codec(text)
+    if codec.momentum:
+        coded = [each for each in parameters if codec.takes(tuple(each.shape))]
+        return WithoutMomentum(optimizer, coded, momentum_of(optimizer))
+    if codec.of_momentum:
+        check_variance_possible(optimizer)
         return FrozenVariance(optimizer, codec.warmup)
     if sync.muon and (muon := inner_muon(optimizer, hidden_matrices(model, [model], optimizer))) is not None:
         return WithMuon(optimizer, muon)

@@ -22,7 +22,7 @@ from meshtrain.demo.localmesh import LocalDaemon, LocalMesh, LocalMeshError
 from meshtrain.examples.digits import DigitsError
 from meshwire.codecs.registry import FAMILIES, parse_codec
 from tests.bench.codecjob import MODELS, write_data
-from tests.bench.codecreport import tables
+from tests.bench.codecreport import short_table, tables
 from tests.bench.codecruns import ResultFile, ResultFileError, Run, train
 from tests.bench.soak import interruptible
 from tests.lab.chaosmesh import NAMES, ChaosMesh
@@ -127,11 +127,14 @@ def main() -> int:
     parser.add_argument("--mbit", type=float, default=MBIT, help="of every member with --times (default %(default)g)")
     parser.add_argument("--json", type=Path, default=Path("codecs.jsonl"), metavar="FILE", help="default %(default)s")
     parser.add_argument("--report", action="store_true", help="only print what FILE holds")
+    parser.add_argument("--short", action="store_true", help="with --report: as the table in protocol/CODECS.md")
     options = parser.parse_args()
     if bad := [members for members in options.members or () if not 2 <= members <= len(NAMES)]:
         parser.error(f"--members: {bad[0]}: from 2 to {len(NAMES)}")
     if options.kill and 2 in (options.members or ()):
         parser.error("--kill: with 2 members nobody is left to exchange with: use 3 or more")
+    if options.short and not options.report:
+        parser.error("--short: only with --report")
     if options.seeds < 1 or (options.steps is not None and options.steps <= TIMED_STEPS):
         parser.error(f"--seeds must be at least 1, and --steps more than {TIMED_STEPS}")
     try:
@@ -147,7 +150,7 @@ def main() -> int:
     except KeyboardInterrupt:
         say(f"interrupted; the same command goes on with {options.json}")
         return 130
-    print("\n".join(tables(results.outcomes)))
+    print("\n".join((short_table if options.short else tables)(results.outcomes)))
     return int(any(outcome.error or outcome.replicas_equal is not True for outcome in results.outcomes.values()))
 
 

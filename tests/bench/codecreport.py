@@ -21,6 +21,8 @@ COLUMNS = (
     "replicas",
 )
 KILL_COLUMNS = ("codec", "held-out loss", "- fp32", "right", "replicas")
+SHORT_COLUMNS = ("codec", "GPT, AdamW: loss", "fp32 / sent", "CNN, SGD: loss", "read right", "fp32 / sent")
+SHORT_MEMBERS, SHORT_STEPS = 2, {"gpt": 120, "cnn": 300}
 TIME_COLUMNS = ("codec", "s a step", "fp32 / it", "payload a step", "replicas")
 
 
@@ -44,6 +46,26 @@ def tables(outcomes: Mapping[Run, Outcome]) -> Iterator[str]:
         ways = _by_way(kills, model, members, steps, None)
         yield f"### {MODELS[model].about}; one of {members} members is killed and comes back, {steps} steps\n"
         yield from _rows(KILL_COLUMNS, (_kill_row(way, runs, ways.get(BASELINE, {})) for way, runs in ways.items()))
+
+
+def short_table(outcomes: Mapping[Run, Outcome]) -> Iterator[str]:
+    """The lines of the table in `protocol/CODECS.md`: two members, the mean of all seeds, and its difference from fp32.
+    A codec that one of the two optimizers does not suit has "-" there."""
+    every = {model: _by_way(outcomes, model, SHORT_MEMBERS, steps, None) for model, steps in SHORT_STEPS.items()}
+    ways = dict.fromkeys(way for ways in every.values() for way in ways)
+    gpt, cnn = (every[model] for model in ("gpt", "cnn"))
+    yield from _rows(SHORT_COLUMNS, ((f"`{way}`", *_short(way, gpt)[::2], *_short(way, cnn)) for way in ways))
+
+
+def _short(way: str, ways: Mapping[str, Mapping[Run, Outcome]]) -> tuple[str, str, str]:
+    """Loss, what was read right, and how much less was sent."""
+    good, base = _good(ways.get(way, {})), _good(ways[BASELINE])
+    if not good:
+        return "-", "-", "-"
+    loss, sent = (_mean(getattr(one, name) for one in good.values()) for name in ("loss", "sent_bytes"))
+    base_loss, base_sent = (_mean(getattr(one, name) for one in base.values()) for name in ("loss", "sent_bytes"))
+    against = "" if way == BASELINE else f" ({loss - base_loss:+.3f})"
+    return f"{loss:.3f}{against}", f"{_mean(one.accuracy for one in good.values()):.1%}", f"{base_sent / sent:.1f}"
 
 
 def _by_way(

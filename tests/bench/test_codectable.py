@@ -10,7 +10,7 @@ from meshwire.messages.job import JobSummary, Member, Metrics, RankReport
 from meshwire.sync_modes.codec_for_mode import codec_of
 from meshwire.sync_modes.mode import sync_settings
 from tests.bench.codec_table import TIMED_STEPS, WAYS, plan
-from tests.bench.codecreport import tables
+from tests.bench.codecreport import SHORT_COLUMNS, short_table, tables
 from tests.bench.codecruns import Outcome, ResultFile, ResultFileError, Run, Sent, rounds
 
 OPTIONS = argparse.Namespace(
@@ -172,3 +172,16 @@ def test_the_table_names_the_bad_results() -> None:
     assert any("`topk` | 0.050 | 4.0 |" in line for line in lines)
     assert "| `topk` | 1.2500 | +0.2500 | 50.0% | equal (5) |" in lines
     assert any("FAILED, seed 0: the job ended before its return" in line for line in lines)
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_table_of_the_guide_follows_from_the_file() -> None:
+    """`python -m tests.bench.codec_table --json tests/bench/results/codecs.jsonl --report --short` prints it."""
+    lines = (ROOT / "protocol/CODECS.md").read_text("utf-8").splitlines()
+    first = lines.index(f"| {' | '.join(SHORT_COLUMNS)} |")
+    rows = lines[first : lines.index("", first)]
+    found = list(short_table(ResultFile(ROOT / "tests/bench/results/codecs.jsonl").outcomes))
+    assert set(rows) == set(found) - {""}
+    assert len(rows) > 40

@@ -95,7 +95,8 @@ def made(what: str, seed: int, data: Path | None) -> Task:
 
         if what == "digits":
             assert data is not None
-            return Task(Enlarged(ResNet18()), 16, 0.02, _no_batch(), digits(data))
+            # At four times this rate two hooks that differ by their first basis alone end far apart (`codec_studies`).
+            return Task(Enlarged(ResNet18()), 16, 0.005, _no_batch(), digits(data))
         return Task(ResNet18(), 16, 1e-3, (torch.randn(16, 3, 64, 64), torch.randint(1000, (16,))), None)
     if what in ("gpt", "text"):
         from meshtrain.examples.gpt import GPT, GPTConfig
@@ -154,7 +155,7 @@ def windows(context: int) -> Samples:
 
 def main() -> None:
     """One argument, in JSON: side (plain, job, ddp), model, seed, data, at (the socket of who says how many steps);
-    for ddp: rank, members, store, and the rank of PowerSGD's hook or nothing."""
+    for ddp: rank, members, store, the rank of PowerSGD's hook or nothing, and the seed of its first basis."""
     told = json.loads(sys.argv[1])
     side, seed = told["side"], told["seed"]
     if side != "job":
@@ -174,7 +175,7 @@ def main() -> None:
         rank, members = told["rank"], told["members"]
         timeout, store = timedelta(seconds=DDP_TIMEOUT_S), f"file://{told['store']}"
         dist.init_process_group("gloo", init_method=store, rank=rank, world_size=members, timeout=timeout)
-        net = distributed(model, told["hook"])
+        net = distributed(model, told["hook"], told["basis"])
     batch = task.dealt(seed, rank, members)
     step = 0
     with socket.socket(socket.AF_UNIX) as stream:  # which crosses network namespaces
@@ -197,7 +198,7 @@ def main() -> None:
         dist.destroy_process_group()
 
 
-def distributed(model: torch.nn.Module, hook: int | None) -> torch.nn.Module:
+def distributed(model: torch.nn.Module, hook: int | None, basis: int) -> torch.nn.Module:
     """DDP, with PowerSGD of this rank as its hook has it: two steps travel whole, the fewest that it takes.
 
     With the hook there is one bucket: over gloo with several, ranks issue collectives in different orders, and hang.
@@ -207,7 +208,7 @@ def distributed(model: torch.nn.Module, hook: int | None) -> torch.nn.Module:
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
 
     net = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1000)
-    state = powersgd.PowerSGDState(None, matrix_approximation_rank=hook, start_powerSGD_iter=2)
+    state = powersgd.PowerSGDState(None, matrix_approximation_rank=hook, start_powerSGD_iter=2, random_seed=basis)
     net.register_comm_hook(state, powersgd.powerSGD_hook)
     return net
 

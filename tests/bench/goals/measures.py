@@ -27,6 +27,7 @@ HOOK_RANK = 4
 # Both kinds of PowerSGD let two steps travel whole: the fewest that torch's hook takes.
 WAYS = ("powersgd:4,warmup=2", "topk", "dgc:0.01,ramp=0", "int8@local:8")
 PERIOD = 8  # steps of a turn, so that one of a period holds a round
+AGAIN = "loss hook, another first basis"
 WARM_UP = 3  # steps, of which two travel whole
 
 
@@ -97,14 +98,18 @@ def _reduced(report: Report) -> Figures:
 
 
 @contextmanager
-def beside_the_hook(model: str, members: int, rate_mbit: float | None, seed: int) -> Iterator[tuple[Side, list[Side]]]:
-    """DDP with PowerSGD's hook, and a job for each of `WAYS` on the same daemons; all train on the same samples."""
+def beside_the_hook(
+    model: str, members: int, rate_mbit: float | None, seed: int, *, again: bool = False
+) -> Iterator[tuple[Side, list[Side]]]:
+    """DDP with PowerSGD's hook, and a job for each of `WAYS` on the same daemons; all train on the same samples.
+    `again`: before these the hook once more, from another first basis."""
     data = digits_folder() if model == "digits" else None
     work = Work(model, members, seed, data)
     with place(members, rate_mbit) as here, ExitStack() as stack:
         hook = stack.enter_context(here.torch(work, HOOK_RANK))
+        others = [stack.enter_context(here.torch(work, HOOK_RANK, basis=1))] if again else []
         daemons = stack.enter_context(here.daemons(members))
-        yield hook, [stack.enter_context(here.job(daemons, work, way)) for way in WAYS]
+        yield hook, [*others, *(stack.enter_context(here.job(daemons, work, way)) for way in WAYS)]
 
 
 def side_warm_up(side: Side) -> int:
@@ -126,11 +131,13 @@ def limited(model: str, members: int, turns: int) -> Figures:
 
 
 def loss(model: str, members: int, turns: int, seed: int) -> Figures:
-    """Held-out loss after as many samples, on loopback: it does not depend on the network, nor on other work."""
-    with beside_the_hook(model, members, None, seed) as (hook, ways):
-        in_turn((hook, *ways), PERIOD, turns - 1)
+    """Held-out loss after as many samples, on loopback: it does not depend on the network, nor on other work. Of the
+    hook once more, from another first basis: so far apart are two that compute the same."""
+    with beside_the_hook(model, members, None, seed, again=True) as (hook, others):
+        in_turn((hook, *others), PERIOD, turns - 1)
         beside = hook.held_out_loss()
-        found = {"hook": [beside], "steps": [float(turns * PERIOD)]}
+        again, *ways = others
+        found = {"hook": [beside], "steps": [float(turns * PERIOD)], AGAIN: [again.held_out_loss() / beside]}
         for way, side in zip(WAYS, ways, strict=True):
             found[f"nats {way}"] = [own := side.held_out_loss()]
             found[f"loss {way}"] = [own / beside]

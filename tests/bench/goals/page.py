@@ -66,7 +66,10 @@ def _verdict(journal: Journal, goal: Goal) -> str:
     values = journal.figures(goal.case, goal.figure)
     if not values:
         return "not measured"
-    return "met" if goal.met_by(median(values)) else "not met"
+    if goal.met_by(median(values)):
+        return "met"
+    equal = journal.figures(goal.case, goal.equal) if goal.equal else []
+    return "within noise" if goal.within(median(values), equal) else "not met"
 
 
 def _row(journal: Journal, goal: Goal) -> str:

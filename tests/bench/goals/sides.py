@@ -144,15 +144,16 @@ class Place:
                 raise SidesError(f"{way}: the job {ended.state}: {ended.error}, replicas equal: {ended.replicas_equal}")
 
     @contextmanager
-    def torch(self, work: Work, hook: int | None = None) -> Iterator[Side]:
-        """Plain torch for one member, else DDP; `hook`: with PowerSGD of this rank. Raises SidesError."""
+    def torch(self, work: Work, hook: int | None = None, basis: int = 0) -> Iterator[Side]:
+        """Plain torch for one member, else DDP; `hook`: with PowerSGD of this rank, from a first basis with this seed.
+        Raises SidesError."""
         name = "plain" if work.members == 1 else "ddp" if hook is None else f"ddp, PowerSGD of rank {hook}"
         store = str(self._own_folder() / "store")
         with ExitStack() as stack:
             children = []
             for rank in range(work.members):
                 side = "plain" if work.members == 1 else "ddp"
-                ddp = {"rank": rank, "members": work.members, "store": store, "hook": hook}
+                ddp = {"rank": rank, "members": work.members, "store": store, "hook": hook, "basis": basis}
                 children.append(self._start(rank, [learnerturns.__file__, self._told(side, work, ddp)]))
             try:
                 streams, pids = self._connected(work.members, stack)

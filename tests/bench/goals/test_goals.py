@@ -139,6 +139,21 @@ def test_at_most_means_at_most(tmp_path: Path) -> None:
     assert lines_of(page(filled(tmp_path, "idle daemon", mb=[60.1]), {}), goal).endswith("| not met |")
 
 
+def test_a_loss_is_judged_by_how_far_equal_things_are_apart(tmp_path: Path) -> None:
+    """The hook beside itself from another first basis says so, in either direction; what is further off is not met."""
+    goal = next(goal for goal in GOALS if goal.equal is not None)
+    assert goal.equal is not None
+    for loss, again, verdict in (
+        *((0.9, 1.0, "**met**"), (1.3, 1.0, "not met"), (1.3, 1.4, "within noise"), (1.3, 0.7, "within noise")),
+        (1.5, 1.4, "not met"),
+    ):
+        journal = filled(tmp_path, goal.case, **{goal.figure: [loss], goal.equal: [1.0, again]})
+        assert lines_of(page(journal, {}), goal).endswith(f"| {verdict} |"), (loss, again)
+        (tmp_path / "goals.jsonl").unlink()
+    journal = filled(tmp_path, goal.case, **{goal.figure: [1.01]})
+    assert lines_of(page(journal, {}), goal).endswith("| not met |"), "nothing says how far"
+
+
 def test_a_page_without_any_result_says_so(tmp_path: Path) -> None:
     text = page(Journal(tmp_path / "none.jsonl"), {})
     assert "Nothing is measured yet." in text

@@ -129,7 +129,8 @@ def test_without_a_scaler(scaler: torch.amp.GradScaler | None) -> None:
     scaling.close()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_scaler_of_a_gpu() -> None:
     model = net().cuda()
     scaler = torch.amp.GradScaler("cuda", init_scale=2.0**127)
