@@ -54,6 +54,15 @@ class _PagePart:
     text: str
 
 
+@dataclass(frozen=True)
+class _JobThatIsOver:
+    """What is shown of it, and what that was made of. Thirty of 64 devices each take longer than a look may."""
+
+    job: JobSummary
+    settings: dict[str, str]
+    shown: dict[str, Any]
+
+
 class Feed:
     """The parts of the page, and who reads them."""
 
@@ -74,6 +83,7 @@ class Feed:
         self._peers: dict[str, PeerSummary] | None = None
         self._joined: set[str] | None = None
         self._watched: dict[str, WatchedJob] = {}
+        self._over: dict[str, _JobThatIsOver] = {}
         self._machine_s: float | None = None  # when the machine was looked at last
         self._events: deque[dict[str, Any]] = deque(maxlen=limits.DASHBOARD_EVENTS_MAX)
         self._told = 0  # events, ever
@@ -142,7 +152,7 @@ class Feed:
         del steady["up_s"]  # which changes at every look
         self._set("status", "status", steady)
         self._set("peers", "peers", [shown(peer) for peer in peers])
-        self._set("jobs", "jobs", [self._shown_job(job) for job in jobs])
+        self._set("jobs", "jobs", [self._shown_over(job) if has_ended(job) else self._shown_job(job) for job in jobs])
         self._set("events", "events", list(self._events))
         self._set("pairing", "pairing", shown(self._code.state))
 
@@ -175,6 +185,8 @@ class Feed:
     def _choose(self, jobs: Sequence[JobSummary]) -> None:
         """More is kept of the newest jobs, of those that have not ended first."""
         chosen = [job.job for job in sorted(jobs, key=has_ended)][: limits.DASHBOARD_CHARTS_MAX]
+        for gone in self._over.keys() - {job.job for job in jobs}:
+            del self._over[gone]
         for gone in self._watched.keys() - set(chosen):
             del self._watched[gone]
             self._parts.pop(f"chart {gone}", None)
@@ -197,6 +209,14 @@ class Feed:
                 return
             self._set(f"chart {job.job}", "chart", one.chart.shown(job.job))
             return
+
+    def _shown_over(self, job: JobSummary) -> dict[str, Any]:
+        """Made once, for nothing of it changes any more."""
+        settings = self._watched.get(job.job, WatchedJob()).settings
+        kept = self._over.get(job.job)
+        if kept is None or kept.job != job or kept.settings != settings:
+            kept = self._over[job.job] = _JobThatIsOver(job, settings, self._shown_job(job))
+        return kept.shown
 
     def _shown_job(self, job: JobSummary) -> dict[str, Any]:
         one = self._watched.get(job.job, WatchedJob())

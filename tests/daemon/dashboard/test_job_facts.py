@@ -305,3 +305,33 @@ async def test_a_job_that_has_ended_is_drawn_from_its_course_and_offers_no_chang
     assert [point[0] for point in chart["points"]] == [1, 2, 3]
     told = json.loads(feed._parts["jobs"].text.partition("data: ")[2])[0]
     assert (told["changes"], told["links"], told["owed"]) == (False, [], [])
+
+
+@pytest.mark.asyncio
+async def test_a_job_that_is_over_is_made_ready_once_and_again_when_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thirty jobs of 64 devices would take 0.2 s of the daemon's loop at each look."""
+    made: list[str] = []
+
+    def facts_of(job: JobSummary, _: WatchedJob) -> list[tuple[str, str]]:
+        made.append(job.job)
+        return []
+
+    monkeypatch.setattr("meshtraind.dashboard.feed.job_facts", facts_of)
+    daemon = ScriptedDaemon()
+    daemon.settings = None
+    daemon.train(3)
+    over = daemon.jobs[JOB].model_copy(update={"job": "1kx3000000bb", "ended_at_s": 5.0})
+    daemon.jobs[over.job] = over
+    feed = Feed(daemon, ShownCode(daemon), Sessions())
+    for _ in range(4):
+        feed.soon()  # all of them are listed again
+        await feed._look()
+    assert (made.count(JOB), made.count(over.job)) == (4, 1)
+    daemon.jobs[over.job] = over.model_copy(update={"expired_at_s": 9.0})
+    feed.soon()
+    await feed._look()
+    assert made.count(over.job) == 2
+    del daemon.jobs[over.job]
+    feed.soon()
+    await feed._look()
+    assert feed._over == {}
