@@ -122,8 +122,8 @@ STUDIES = (
         3,
         found="powersgd loses nothing, unlike expected: rare rows wait in its residual, and few directions hold most of"
         " a step. onebit ends no better than the mean of all targets: to a row without a gradient one bit still "
-        "says plus or minus a mean. randomk and cocktail diverge in all seeds. What selects loses more than with "
-        "the LSTM, not less. qsgd and terngrad scatter by 0.05. Dion is ahead of fp32, as another optimizer at "
+        "says plus or minus a mean. randomk and cocktail diverge in all seeds. What selects loses as much as with"
+        " the LSTM, not less. qsgd and terngrad scatter by 0.05. Dion is ahead of fp32, as another optimizer at "
         "another rate may be; beside powersgd that says nothing of bytes.",
     ),
     Study(
@@ -164,8 +164,8 @@ STUDIES = (
         64,
         5,
         found="It does not: the hook still ends twice as far from one first basis as from another. Here powersgd is the"
-        " furthest in three of five seeds, with two rounds the nearest in two: from the same first basis both "
-        "have the same means, to 1e-5 (`test_codecstudies.py`).",
+        " furthest in four of five seeds, with two rounds the nearest in two: a way has one first basis in all "
+        "seeds. From the same first basis both have the same means, to 1e-5 (`test_codecstudies.py`).",
     ),
     Study(
         "narrow-slow",
