@@ -102,7 +102,7 @@ STUDIES = (
         150,
         3,
         found="As expected but for Dion, which is 0.1 behind PowerSGD of the same rank here. What rounds every value, "
-        "and 1-bit Adam, end within the noise of fp32; terngrad, twobit and powersgd are 0.04 to 0.06 behind at 8"
+        "and 1-bit Adam, end within the noise of fp32; terngrad, twobit and powersgd are 0.03 to 0.04 behind at 8"
         " to 20 times fewer bytes; onebit 0.15, what selects 0.2, and what draws its places 0.3 to 0.4.",
     ),
     Study(
