@@ -138,8 +138,8 @@ STUDIES = (
         4,
         64,
         2,
-        found="So it is: in the second seed the hook ends at 1.69 or 0.36 by its first basis alone. powersgd ends nearer "
-        "in both; in a job of daemons it was once seen 1.7 times further.",
+        found="So it is: in the second seed the hook ends at 1.69 or 0.36 by its first basis alone. powersgd ends "
+        "nearer in both; in a job of daemons it was once seen 1.7 times further.",
     ),
     Study(
         "narrow",
