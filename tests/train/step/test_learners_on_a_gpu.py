@@ -2,7 +2,7 @@
 they end with.
 
 The cases on the CPU, where nothing runs behind the program, show that the tests are right. Those on a GPU are skipped
-where there is none (`pytest -m cuda`).
+where there is none (`pytest -m "cuda or mps"`).
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -18,8 +18,10 @@ from meshtrain.train.session import LearnerSession
 from tests.train.localdaemon import LocalDaemon
 from tests.train.session.test_training_api import SCRIPT, start_learner
 
-ON_A_GPU = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-DEVICES = ["cpu", pytest.param("cuda", marks=ON_A_GPU)]
+ON_CUDA = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+ON_MPS = [pytest.mark.mps, pytest.mark.skipif(not torch.backends.mps.is_available(), reason="needs an Apple GPU")]
+GPUS = [pytest.param("cuda", marks=ON_CUDA), pytest.param("mps", marks=ON_MPS)]
+DEVICES = ["cpu", *GPUS]
 BUSY_CYCLES = 200_000_000  # about a tenth of a second
 STEPS = 3
 # In-process learners are one each: those of one process share autograd's thread of a GPU, which waits for a round.
@@ -164,12 +166,11 @@ def test_buckets_leave_while_the_backward_pass_goes_on(device: str, monkeypatch:
         assert len(daemon.buckets[1][0]) > 1
 
 
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_replicas_on_gpus_are_equal() -> None:
+@pytest.mark.parametrize("device", GPUS)
+def test_replicas_on_gpus_are_equal(device: str) -> None:
     """O9 (bit-equality), of two learners in processes of their own, on one GPU if there is no second one."""
     with LocalDaemon(2) as daemon:
-        script = SCRIPT + "\nassert mt.device().type == 'cuda'\n"
+        script = SCRIPT + f"\nassert mt.device().type == {device!r}\n"
         processes = [start_learner(script, daemon, rank) for rank in range(2)]
         outputs = [process.communicate(timeout=100) for process in processes]
         assert [process.returncode for process in processes] == [0, 0], outputs
