@@ -66,7 +66,7 @@ from meshwire.membership.machine import Membership
 from meshwire.membership.proposal_checks import codecs_wrong
 from meshwire.membership.record import MembershipStart
 from meshwire.membership.requests import Kind
-from meshwire.messages.generation import AskIn, Enter, Holding, PathStep, Standing, Where
+from meshwire.messages.generation import AskIn, Enter, Holding, PathStep, Promised, Standing, Where
 from meshwire.messages.group import WorldHere
 from meshwire.messages.job import Generation, GivenUp, Member
 from meshwire.sync_modes.codec_changes import CodecWish
@@ -313,7 +313,7 @@ class MembershipDriver(Generic[M]):
     def notice(self, device: str, body: Message) -> None:
         """A message of a member, or of one that was or wants to be one."""
         spec = self._job.spec
-        if isinstance(body, Enter) and (wrong := codecs_wrong(body, spec)):
+        if isinstance(body, Enter | Promised) and (wrong := codecs_wrong(body, spec)):
             self.refuse(device, wrong)
         elif isinstance(body, AskIn) and self._host.founding and spec.restarts_max is None:
             self._asking[device] = body

@@ -106,14 +106,17 @@ def enter_wrong(enter: Enter, generation: Generation, rank: int, standing: Stand
     return None
 
 
-def codecs_wrong(enter: Enter, spec: JobSpec) -> str | None:
-    """C3: can the job go over to these codecs, one after the other?"""
-    firsts = [change.first for change in enter.codecs]
+def codecs_wrong(body: Enter | Promised, spec: JobSpec) -> str | None:
+    """C3: can the job go over to the codecs that a commit brings, or that a promise tells of and asks for? What a
+    promise has wrong would be wrong in the commit, for which its proposer would be refused."""
+    codecs = body.codecs if isinstance(body, Enter) else body.standing.codecs
+    firsts = [change.first for change in codecs]
     if firsts != sorted(set(firsts)):
         return f"its changes of codec begin at the rounds {firsts}"
-    for change in enter.codecs:
-        if why := codec_refusal(spec, change.codec):
-            return f"it goes over to another codec: {why}"
+    asked = None if isinstance(body, Enter) else body.standing.asks_codec
+    for wish in (*codecs, *([asked] if asked is not None else [])):
+        if why := codec_refusal(spec, wish.codec):
+            return f"it goes over to another codec, or asks for it: {why}"
     return None
 
 

@@ -13,17 +13,23 @@ from meshtraind.codecs import codec_named
 from meshtraind.contributions.received import BrokenPartError
 from meshtraind.contributions.segments import Segment
 from meshtraind.executor.gather import GatherArithmetic
+from meshtraind.session.membership_driver import MembershipDriver
 from meshtraind.session.membership_host import MembershipHost
 from meshtraind.session.session import JobSession
 from meshwire.collectives.exchange import Work
 from meshwire.frames.header import Header
 from meshwire.jobs.lifecycle import job_number
 from meshwire.message_base import Wire
+from meshwire.messages.generation import Promised
 from meshwire.messages.job import End
 from meshwire.messages.rounds import Seal
+from meshwire.sync_modes.codec_changes import CodecWish
+from meshwire.sync_modes.mode import sync_settings
 from tests.daemon.executorring import PLAN, Ring, offers
 from tests.daemon.liarmesh import JOB, Frame, LiarMesh, at_round
 from tests.daemon.lies import LIAR, LIES, RING
+from tests.sim.clusterrounds import job_spec
+from tests.wire.membership.test_proposing import standing
 
 ROUND, STEPS = 3, 5
 HONEST = (0, 2, 3)
@@ -272,3 +278,17 @@ def test_who_was_refused_is_heard_no_more_in_that_generation() -> None:
         assert not passage.hears(1)
 
     asyncio.run(check())
+
+
+@pytest.mark.parametrize("asked", ["none", "powersgd", "int8"])
+def test_who_asks_for_no_codec_is_refused_and_not_its_proposer(asked: str) -> None:
+    """G10: the shell looks at each promise before the machine makes a commit of it."""
+    driver = MembershipDriver.__new__(MembershipDriver)
+    held = standing(1, 12, linked=(0, 1)).model_copy(update={"asks_codec": CodecWish(codec=asked)})
+    refused: list[str] = []
+    taken: list[object] = []
+    driver._job = cast(Any, SimpleNamespace(spec=job_spec(JOB, "a" * 64, sync_settings("bsp"))))
+    driver.refuse = lambda device, _why: refused.append(device)  # type: ignore[method-assign]
+    driver._take = taken.append  # type: ignore[method-assign, assignment]
+    driver.notice("b" * 64, Promised(job=JOB, generation=1, standing=held))
+    assert (len(refused), len(taken)) == ((0, 1) if asked == "int8" else (1, 0))
