@@ -288,7 +288,7 @@ def test_who_asks_for_no_codec_is_refused_and_not_its_proposer(asked: str) -> No
     refused: list[str] = []
     taken: list[object] = []
     driver._job = cast(Any, SimpleNamespace(spec=job_spec(JOB, "a" * 64, sync_settings("bsp"))))
-    driver.refuse = lambda device, _why: refused.append(device)  # type: ignore[method-assign]
+    driver.refuse = lambda device, _why: refused.append(device)  # type: ignore[method-assign, assignment]
     driver._take = taken.append  # type: ignore[method-assign, assignment]
     driver.notice("b" * 64, Promised(job=JOB, generation=1, standing=held))
     assert (len(refused), len(taken)) == ((0, 1) if asked == "int8" else (1, 0))

@@ -136,8 +136,8 @@ def test_a_proposer_that_makes_rounds_travel_in_no_codec_breaks_the_rules() -> N
     for codecs in ((INT8, INT8), (CodecChange(first=20, codec="none"),), (CodecChange(first=20, codec="powersgd"),)):
         assert codecs_wrong(enter.model_copy(update={"codecs": codecs}), SPEC) is not None
     for held in (asking(12, "none"), asking(12, "powersgd"), asking(12, codecs=(INT8, INT8))):
-        promised = Promised(job=JOB, generation=generation(9, (0, 1)).hash64(), standing=held)  # type: ignore[arg-type]
+        promised = Promised(job=JOB, generation=generation(9, (0, 1)).hash64(), standing=held)
         assert codecs_wrong(promised, SPEC) is not None, "or whoever proposes would be refused for it"
-    fine = Promised(job=JOB, generation=1, standing=asking(12, "int8", (INT8,)))  # type: ignore[arg-type]
+    fine = Promised(job=JOB, generation=1, standing=asking(12, "int8", (INT8,)))
     assert codecs_wrong(fine, SPEC) is None
     assert parse_codec("int8").error_feedback, "or what is owed would not be asked for"
