@@ -386,9 +386,9 @@ DAEMON_BYTES_MORE_MAX = 8_000_000  # of the process, a browser's driver included
 @pytest.mark.asyncio
 async def test_an_hour_with_sixty_four_devices_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many looks as an hour has, each of which the page shows before the next one: links come and go, a job begins
-    each minute, a log grows. What has a bound, as curves and lists, is full after half of it. From then on the page has at
-    most a twentieth more elements and two megabytes more of memory, and the process that serves it 10,000 more blocks
-    and eight megabytes.
+    each minute, a log grows. What has a bound, as curves and lists, is full after half of it. From then on the page has
+    at most a twentieth more elements and two megabytes more of memory, and the process that serves it 10,000 more
+    blocks and eight megabytes.
 
     MESHTRAIN_HOUR_LOOKS makes it shorter.
     """
