@@ -60,7 +60,8 @@ class StepForecast(Wire):
         left = min(int(at), len(curve) - 2)
         part = at - left
         between_s = math.pow(curve[left], 1 - part) * math.pow(curve[left + 1], part)
-        return between_s + (slowness - 1) * self.compute_s
+        # Computing is a part of the step, and is never taken to be faster than twice (`SLOWNESS_MIN`).
+        return max(between_s * SLOWNESS_MIN, between_s + (slowness - 1) * self.compute_s)
 
     def rates_at(self, codec: str, step_s: float, slowness: float = 1.0) -> tuple[float, float]:
         """The lowest and the highest rate at which the codec takes about as long as was seen: several, where computing

@@ -194,6 +194,15 @@ def test_it_comes_to_rest_near_the_best(first: str, rate: float, noise: list[flo
     assert unchanged or (job.now_s - began_s) / (job.step - began) <= 1.8 * best_s
 
 
+def test_a_forecast_that_contradicts_itself_breaks_nothing() -> None:
+    """It is another device's word: steps are said to be shorter than what is computed in them."""
+    forecast = FORECAST.model_copy(update={"compute_s": 1e6})
+    job = Job("fp16", lambda codec, _: true_s(codec, 0.1), forecast)
+    job.slowness = 0.5
+    job.run(900)
+    assert forecast.step_s("fp32", 1.0, 0.5) > 0
+
+
 def test_a_codec_of_which_nothing_was_predicted_is_left_alone() -> None:
     job = Job("fp16", lambda *_: 30.0)
     job.codec = "onebit"
