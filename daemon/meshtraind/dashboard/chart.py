@@ -39,9 +39,7 @@ class Chart:
         ]
         self._stride = max(self._stride, min((b.round - a.round for a, b in pairwise(before)), default=1))
         self.points = points + self.points
-        while len(self.points) > limits.DASHBOARD_POINTS_MAX:
-            self.points = self.points[::2]
-            self._stride *= 2
+        self._thin_out()
 
     def look(self, job: JobSummary, now_s: float) -> bool:
         """Takes a look at the job. Returns whether there is another point."""
@@ -55,10 +53,13 @@ class Chart:
         told = loss_of([report.metrics for report in job.ranks if report.rank in job.learning])
         self.value, loss = told if told is not None else (self.value, None)
         self.points.append((last, loss, self._rate))
-        if len(self.points) > limits.DASHBOARD_POINTS_MAX:
+        self._thin_out()
+        return True
+
+    def _thin_out(self) -> None:
+        while len(self.points) > limits.DASHBOARD_POINTS_MAX:
             self.points = self.points[::2]
             self._stride *= 2
-        return True
 
     def _take_rate(self, job: JobSummary, now_s: float) -> None:
         samples = sum(report.metrics.samples for report in job.ranks)

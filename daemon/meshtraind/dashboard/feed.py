@@ -223,7 +223,7 @@ class Feed:
         told = shown_job(job)
         metrics = {report.rank: report.metrics for report in job.ranks}
         for rank, member in enumerate(told["members"]):
-            member["overlap"] = overlap_of(metrics[rank]) if rank in metrics else None
+            member["overlap"] = overlap_of([metrics[rank]]) if rank in metrics else None
             member["sends_bytes_s"] = one.traffic.rates.get(rank)
         runs = still_runs(job)
         return told | {

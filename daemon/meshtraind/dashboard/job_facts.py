@@ -1,7 +1,7 @@
 """A job in figures and plain words: what was chosen and expected, what is measured, and what compression and overlap
 bring."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
@@ -48,9 +48,11 @@ def job_facts(job: JobSummary, watched: WatchedJob) -> list[tuple[str, str]]:
     return [(name, shown_line(text)) for name, text in facts.items() if text]
 
 
-def overlap_of(metrics: Metrics) -> float | None:
-    """The part of the time of exchanges in which the learner computed; None: there was no exchange."""
-    return max(0.0, 1.0 - metrics.exposed_s / metrics.exchange_s) if metrics.exchange_s > 0 else None
+def overlap_of(ranks: Iterable[Metrics]) -> float | None:
+    """The part of the time of exchanges in which learners computed; None: there was no exchange."""
+    told = list(ranks)
+    exchange_s = sum(metrics.exchange_s for metrics in told)
+    return max(0.0, 1.0 - sum(metrics.exposed_s for metrics in told) / exchange_s) if exchange_s > 0 else None
 
 
 def _plan(job: JobSummary, settings: dict[str, str]) -> str:
@@ -83,11 +85,8 @@ def _measured(job: JobSummary) -> str:
 
 
 def _overlap(job: JobSummary) -> str:
-    exchange_s = sum(report.metrics.exchange_s for report in job.ranks)
-    exposed_s = sum(report.metrics.exposed_s for report in job.ranks)
-    if exchange_s <= 0:
-        return ""
-    return f"{max(0.0, 1.0 - exposed_s / exchange_s):.0%} of the time of exchanges was hidden behind computing"
+    hidden = overlap_of(report.metrics for report in job.ranks)
+    return "" if hidden is None else f"{hidden:.0%} of the time of exchanges was hidden behind computing"
 
 
 def _bytes(job: JobSummary, traffic: JobTraffic) -> str:

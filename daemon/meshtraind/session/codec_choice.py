@@ -14,21 +14,20 @@ class CodecChoice:
     def __init__(self, job: Job) -> None:
         self._job = job
         prediction = job.spec.prediction
-        self._forecast: StepForecast | None = None if prediction is None else prediction.step
-        self._replanner: Replanner | None = None
-        if self._forecast is not None:
-            self._replanner = Replanner(self._forecast, max(1, job.spec.sync.period))
+        forecast = None if prediction is None else prediction.step
+        self._replanner = None if forecast is None else Replanner(forecast, max(1, job.spec.sync.period))
 
     def look(self, summary: JobSummary, step: int, now_s: float) -> Replanned | None:
         """The codec to ask for now, if there is one. `step`: of the learner here."""
-        if self._forecast is None or self._replanner is None or self._job.state is not JobState.RUNNING:
+        replanner = self._replanner
+        if replanner is None or self._job.state is not JobState.RUNNING:
             return None
         if not summary.learning or min(summary.learning) != self._job.rank:
             return None
         if any(change.by == "person" for change in summary.codecs):
             return None
         codec = newest_codec(self._job.spec.codec, summary.codecs)
-        return self._replanner.look(now_s, step, codec, slowness(summary, self._forecast), summary.learning)
+        return replanner.look(now_s, step, codec, slowness(summary, replanner.forecast), summary.learning)
 
 
 def slowness(summary: JobSummary, forecast: StepForecast) -> float:

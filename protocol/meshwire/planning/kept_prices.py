@@ -23,7 +23,7 @@ class KeptPrice(Wire):
 
 
 class KeptRounds(Wire):
-    """Of a round of few values, and of many."""
+    """Of one codec: what a whole round takes whose vector has few values, and one that has many."""
 
     few_s: PositiveSeconds
     many_s: PositiveSeconds

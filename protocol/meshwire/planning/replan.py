@@ -81,7 +81,8 @@ class StepForecast(Wire):
     def best(self, rate: float, slowness: float = 1.0) -> str:
         """The codec to take at a rate: of those that are about as fast as the fastest, the one that gives up least."""
         takes_s = {each.codec: self.step_s(each.codec, rate, slowness) for each in self.codecs}
-        return next(codec for codec, each_s in takes_s.items() if each_s <= LEVEL * min(takes_s.values()))
+        level_s = LEVEL * min(takes_s.values())
+        return next(codec for codec, each_s in takes_s.items() if each_s <= level_s)
 
     def knows(self, codec: str) -> bool:
         """Whether steps with it were predicted."""
@@ -113,14 +114,12 @@ class Replanned:
 
     Attributes:
         step_s, expected_s: what a step takes now, and is expected to take then.
-        rate: of the links, in parts of what they carried when the job was planned.
     """
 
     codec: str
     why: Why
     step_s: float
     expected_s: float
-    rate: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +142,12 @@ class Replanner:
     that its steps do not tell how much more the links would carry, the first one is tried again, ever more rarely.
 
     Args:
+        forecast: what is compared with what is seen.
         period: local steps to a round, at least 1.
     """
 
     def __init__(self, forecast: StepForecast, period: int = 1) -> None:
-        self._forecast = forecast
+        self.forecast = forecast
         self._steps_min = max(STEPS_MIN, 2 * period)
         self._rate = 1.0  # that is believed
         self._looks: deque[float] = deque(maxlen=LOOKS)  # a step's time in each
@@ -182,22 +182,24 @@ class Replanner:
             return None
         self._looks.append((now_s - began_s) / (step - first))
         self._began = (now_s, step)
-        if len(self._looks) < LOOKS or self._gave_up or not self._forecast.knows(codec):
+        if len(self._looks) < LOOKS or self._gave_up or not self.forecast.knows(codec):
             return None
         return self._judge(now_s, codec, max(slowness, SLOWNESS_MIN))
 
     def _judge(self, now_s: float, codec: str, slowness: float) -> Replanned | None:
         """What follows from three looks."""
-        forecast, usual_s = self._forecast, sorted(self._looks)[LOOKS // 2]
+        forecast, usual_s = self.forecast, sorted(self._looks)[LOOKS // 2]
         change, self._change = self._change, None
         if change is not None and change.after != codec:
             self._rate = change.rate  # nobody has gone over: it is asked for again, if it is still right
         elif change is not None and change.faster and usual_s > math.sqrt(change.step_s * change.expected_s):
             self._gave_up, self._rate = True, 1.0
-            return Replanned(change.before, Why.NO_HELP, usual_s, change.step_s, self._rate)
-        before, rate = self._rate, self._rate_seen(codec, slowness)
+            return Replanned(change.before, Why.NO_HELP, usual_s, change.step_s)
+        seen = [forecast.rates_at(codec, step_s, slowness) for step_s in self._looks]
+        before, rate = self._rate, self._rate_seen(seen)
         if rate is None:
-            return self._try_again(now_s, codec, slowness)
+            highest = min(high for _, high in seen)
+            return self._try_again(now_s, codec, usual_s, min(highest, 1.0), slowness)
         why = Why.SLOWER if rate < before else Why.FASTER
         self._rate = rate
         best = forecast.best(rate, slowness)
@@ -208,29 +210,31 @@ class Replanner:
         if not faster and not forecast.gives_up_less(best, codec):
             return None
         self._change = _Change(codec, best, before, usual_s, usual_s * expected_s / takes_s, faster)
-        return Replanned(best, why, usual_s, self._change.expected_s, rate)
+        return Replanned(best, why, usual_s, self._change.expected_s)
 
-    def _try_again(self, now_s: float, codec: str, slowness: float) -> Replanned | None:
-        """The job's first codec, where it gives up less, as fast steps are no reason against it, and it is time."""
-        forecast, first = self._forecast, self._first
+    def _try_again(self, now_s: float, codec: str, usual_s: float, rate: float, slowness: float) -> Replanned | None:
+        """The job's first codec, where it gives up less, would be as fast at a rate that the links may have, and it is
+        time."""
+        forecast, first = self.forecast, self._first
         if first is None or not forecast.knows(first) or not forecast.gives_up_less(first, codec):
             return None
-        usual_s = sorted(self._looks)[LOOKS // 2]
-        highest = min(forecast.rates_at(codec, step_s, slowness)[1] for step_s in self._looks)
-        expected_s = forecast.step_s(first, min(highest, 1.0), slowness)
+        expected_s = forecast.step_s(first, rate, slowness)
         if now_s < self._changed_s + self._tries_after_s or expected_s > LEVEL * AGREES * usual_s:
             return None
         self._tries_after_s *= 2
-        self._rate = min(highest, 1.0)
-        return Replanned(first, Why.AGAIN, usual_s, expected_s, self._rate)
+        self._rate = rate
+        return Replanned(first, Why.AGAIN, usual_s, expected_s)
 
-    def _rate_seen(self, codec: str, slowness: float) -> float | None:
-        """The rate that is nearest to the one that is believed, and explains what was seen; None: that one does."""
-        found = [self._forecast.rates_at(codec, step_s, slowness) for step_s in self._looks]
-        if all(high < self._rate for _, high in found):
-            return max(high for _, high in found)
-        if all(low > self._rate for low, _ in found):
-            return min(low for low, _ in found)
+    def _rate_seen(self, seen: Sequence[tuple[float, float]]) -> float | None:
+        """The rate that is nearest to the one that is believed, and explains what was seen; None: that one does.
+
+        Args:
+            seen: the lowest and the highest rate that explain each look.
+        """
+        if all(high < self._rate for _, high in seen):
+            return max(high for _, high in seen)
+        if all(low > self._rate for low, _ in seen):
+            return min(low for low, _ in seen)
         return None
 
 

@@ -91,7 +91,7 @@ async def test_what_is_chosen_is_asked_for_as_the_plans_own(caplog: pytest.LogCa
     session = JobSession.__new__(JobSession)
     wishes: list[CodecWish] = []
     spawned: list[Any] = []
-    chosen: list[Replanned | None] = [Replanned("int8", Why.SLOWER, 5.0, 3.0, 0.25), None]
+    chosen: list[Replanned | None] = [Replanned("int8", Why.SLOWER, 5.0, 3.0), None]
     seen: list[tuple[int, float]] = []
 
     async def change_codec(wish: CodecWish) -> None:
