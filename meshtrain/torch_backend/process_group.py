@@ -127,16 +127,16 @@ class MeshProcessGroup(_ProcessGroup):  # type: ignore[misc]
             given: its tensors, where they are not the result.
         """
         end_mark = profiled.begin(what, _tensors(result if given is None else given))
-        number = next(self._numbers)
+        number, members = next(self._numbers), self._members
         work = GroupWork(result, what)
         asked = getattr(options, "timeout", None)
         timeout = asked if isinstance(asked, timedelta) and asked.total_seconds() > 0 else self._timeout
         timeout_s = timeout.total_seconds()
 
         def in_turn() -> Callable[[], None]:
-            op = Operation(self._members, number, what, timeout_s)
+            op = Operation(members, number, what, timeout_s)
             try:
-                self._members.check()
+                members.check()
                 with torch.no_grad():
                     run(op)
             except GroupError as error:

@@ -1,6 +1,7 @@
 """What a collective returns at once: torch.distributed's `Work`, with its wait and its future."""
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
@@ -124,13 +125,23 @@ class OperationThreads:
             self._see_to_next()
 
     def close(self) -> None:
-        """Ends once nothing is left. A thread that Python finds in torch when it ends would take the process down."""
+        """Ends once nothing is left. A thread that Python finds in torch when it ends would take the process down.
+
+        What waits may start threads of its own while it ends: those are waited for as well.
+        """
+        until_s = time.monotonic() + JOIN_TIMEOUT_S
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-            threads = self._threads - {threading.current_thread()}
-        for thread in threads:
-            thread.join(JOIN_TIMEOUT_S)
+        while others := self._others():
+            for thread in others:
+                thread.join(max(0.0, until_s - time.monotonic()))
+            if time.monotonic() >= until_s:
+                return
+
+    def _others(self) -> set[threading.Thread]:
+        with self._changed:
+            return {each for each in self._threads if each.is_alive()} - {threading.current_thread()}
 
     def _see_to_next(self) -> None:
         """Has a thread take the next operation, if one may run now. Called with the lock."""

@@ -71,3 +71,40 @@ def test_operations_begin_in_order_and_two_run_at_a_time() -> None:
     assert begun == sorted(begun)
     assert most == 2
     assert not threads._threads
+
+
+def test_an_operation_that_waits_until_the_others_end_is_waited_for_too() -> None:
+    """Its thread begins after `close`; left alone it would run in whatever world of the group has begun meanwhile."""
+    threads = OperationThreads("test")
+    running, gate, third_began, closed = threading.Semaphore(0), threading.Event(), threading.Event(), threading.Event()
+    after_close: list[bool] = []
+
+    def of_before() -> Callable[[], None]:
+        running.release()
+        assert gate.wait(TIMEOUT_S)
+        return wait_for_third
+
+    def wait_for_third() -> None:
+        assert third_began.wait(TIMEOUT_S)
+
+    def third() -> Callable[[], None]:
+        third_began.set()
+        after_close.append(closed.wait(0.3))
+        return nothing
+
+    def open_gate() -> None:
+        until_s = time.monotonic() + TIMEOUT_S
+        while not threads._closed and time.monotonic() < until_s:
+            time.sleep(0.001)
+        gate.set()
+
+    for _ in range(2):
+        threads.put(of_before)
+        assert running.acquire(timeout=TIMEOUT_S)
+    threads.put(third)
+    opener = threading.Thread(target=open_gate)
+    opener.start()
+    threads.close()
+    closed.set()
+    opener.join(TIMEOUT_S)
+    assert after_close == [False]
