@@ -23,6 +23,11 @@ def samples_s(job: JobSummary) -> float | None:
     return sum(rates) if rates and min(rates) > 0 else None
 
 
+def rate_text(samples_s: float) -> str:
+    """A number of samples a second, for people."""
+    return f"{samples_s:,.0f}" if samples_s >= 100 else f"{samples_s:.3g}"
+
+
 def speed_text(job: JobSummary) -> str | None:
     """How many samples a second, and how many times those of the fastest laptop alone; None while that is not known.
 
@@ -34,7 +39,7 @@ def speed_text(job: JobSummary) -> str | None:
     alone = max((report.metrics.samples_per_s for report in job.ranks), default=0.0)
     alone = job.prediction.alone_samples_s if job.prediction is not None else alone
     together = len(job.learning) > 1 and alone > 0
-    return f"{measured:,.3g} samples/s" + (f", {measured / alone:.2g}x one laptop" if together else "")
+    return f"{rate_text(measured)} samples/s" + (f", {measured / alone:.2g}x one laptop" if together else "")
 
 
 def prediction_text(job: JobSummary) -> str | None:
@@ -44,6 +49,6 @@ def prediction_text(job: JobSummary) -> str | None:
         return None
     predicted_s, alone_s = job.prediction.samples_s, job.prediction.alone_samples_s
     return (
-        f"predicted {predicted_s:,.3g} samples/s, measured {measured_s:,.3g}: {measured_s / predicted_s:.0%} of it, "
-        f"{measured_s / alone_s:.2f}x one laptop alone"
+        f"predicted {rate_text(predicted_s)} samples/s, measured {rate_text(measured_s)}: "
+        f"{measured_s / predicted_s:.0%} of it, {measured_s / alone_s:.2f}x one laptop alone"
     )

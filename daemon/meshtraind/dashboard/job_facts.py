@@ -8,7 +8,7 @@ from itertools import zip_longest
 from meshtraind.dashboard.chart import Chart
 from meshtraind.dashboard.job_traffic import JobTraffic, codec_of_now
 from meshtraind.dashboard.page_values import has_ended, newest_round, shown_line
-from meshwire.job_figures import samples_s, speed_text
+from meshwire.job_figures import rate_text, samples_s, speed_text
 from meshwire.jobs.files import human_bytes
 from meshwire.messages.course import JobCourse
 from meshwire.messages.job import JobSummary, Metrics
@@ -71,7 +71,8 @@ def _predicted(job: JobSummary) -> str:
         return "" if alone else "nothing: settings were typed, or it goes on from another job"
     together_s, alone_s = job.prediction.samples_s, job.prediction.alone_samples_s
     return (
-        f"{together_s:,.3g} samples/s, {together_s / alone_s:.2g}x the fastest laptop alone, which makes {alone_s:,.3g}"
+        f"{rate_text(together_s)} samples/s, {together_s / alone_s:.2g}x the fastest laptop alone, which makes "
+        f"{rate_text(alone_s)}"
     )
 
 

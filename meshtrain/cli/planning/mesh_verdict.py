@@ -11,11 +11,11 @@ from meshtrain.cli.planning.verdict import (
     WAITS_FOR,
     flags,
     milliseconds,
-    number,
     price_document,
     times,
 )
 from meshtrain.cli.ui.progress import Stages
+from meshwire.job_figures import rate_text
 from meshwire.jobs.files import human_bytes
 from meshwire.planning.mesh_plan import PAYS_FROM, MeshPlan, Option, fastest
 from meshwire.planning.quality import Quality
@@ -113,7 +113,7 @@ def mesh_rows(found: Planned) -> list[tuple[str, ...]]:
     """The rows of the table, under COLUMNS: alone, each group, and what else one might have typed."""
     step = found.step
     this = found.devices[found.alone].name
-    alone = (this, ALONE, milliseconds(step.alone_s), number(step.samples_s), times(1.0), "-", "exact", "computing")
+    alone = (this, ALONE, milliseconds(step.alone_s), rate_text(step.samples_s), times(1.0), "-", "exact", "computing")
     rows: list[tuple[str, ...]] = [(CHOSEN if found.choice is None else "", *alone)]
     rows += [_row(found, option, chosen=option is found.choice) for option in found.options]
     shown = [(option.others, option.price.settings) for option in found.options]
@@ -131,7 +131,7 @@ def _row(found: Planned, option: Option, *, chosen: bool) -> tuple[str, ...]:
         _names(found, option),
         typed_for(option),
         milliseconds(price.step_s),
-        number(price.samples_s),
+        rate_text(price.samples_s),
         times(price.against_one),
         human_bytes(round(max(price.sent_bytes))),
         price.settings.quality.value,
@@ -153,8 +153,8 @@ def reason(found: Planned) -> str:
     choice, price = found.choice, found.choice.price
     text = (
         f"{_names(found, choice)} together train {times(price.against_one)} as fast as one laptop alone "
-        f"({number(price.samples_s)} samples/s, {number(price.alone_samples_s)} alone), with {typed_for(choice)}: "
-        f"a step mostly waits for {WAITS_FOR[choice.waits_for]}"
+        f"({rate_text(price.samples_s)} samples/s, {rate_text(price.alone_samples_s)} alone), with "
+        f"{typed_for(choice)}: a step mostly waits for {WAITS_FOR[choice.waits_for]}"
     )
     everybody = max(found.options, key=lambda option: len(option.others))
     if everybody is not choice:

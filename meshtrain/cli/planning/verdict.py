@@ -5,6 +5,7 @@ from typing import Any
 
 from meshwire.codecs.registry import FP32
 from meshwire.collectives.strategy import collective_for
+from meshwire.job_figures import rate_text
 from meshwire.jobs.files import human_bytes
 from meshwire.planning.mesh_plan import PAYS_FROM
 from meshwire.planning.price import Binds, Price, Pricing
@@ -51,11 +52,6 @@ def times(against_one: float) -> str:
     return f"{against_one:.2f}x" if against_one >= 0.1 else f"{against_one:.2g}x"
 
 
-def number(value: float) -> str:
-    """A rate of samples for people."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
 def milliseconds(seconds: float) -> str:
     """The time of a step's part for people."""
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
@@ -73,7 +69,7 @@ def introduction(step: StepTrace, pricing: Pricing) -> str:
         )
     )
     return (
-        f"One laptop like this one, alone: {number(step.samples_s)} samples/s, a step {milliseconds(step.alone_s)} "
+        f"One laptop like this one, alone: {rate_text(step.samples_s)} samples/s, a step {milliseconds(step.alone_s)} "
         f"({parts}; {step.samples} samples, {step.steps} steps on {step.device}, {step.threads} threads). "
         f"A model of {values:,} values: {human_bytes(round(pricing.round_bytes(FP32)))} in fp32."
     )
@@ -86,7 +82,7 @@ def rows(cells: Sequence[Cell]) -> list[tuple[str, ...]]:
             mbit(cell.bytes_s),
             str(cell.peers),
             "train alone" if cell.best.against_one < PAYS_FROM else flags(cell.best),
-            number(cell.best.samples_s),
+            rate_text(cell.best.samples_s),
             times(cell.best.against_one),
             WAITS_FOR[cell.waits_for],
             times(cell.default.against_one),

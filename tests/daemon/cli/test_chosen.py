@@ -14,7 +14,7 @@ from meshtrain.cli.planning.other_programs import OtherPrograms
 from meshtrain.cli.submission.measuring import NothingToChoose, NotMeasured
 from meshtrain.cli.ui.errors import CliError
 from meshtrain.following.speed import SLOWER_FOR_S, SpeedWatch
-from meshwire.job_figures import prediction_text, samples_s, speed_text
+from meshwire.job_figures import prediction_text, rate_text, samples_s, speed_text
 from meshwire.messages.job import Fetch, Fetched, Metrics, Prediction, RankReport
 from meshwire.messages.local import GetJobs, GetStatus, MeasureLinks, Submit, Watch, Watched
 from meshwire.planning.choose import Pinned
@@ -437,6 +437,7 @@ def test_the_speed_is_said_beside_one_laptop_alone() -> None:
     assert speed_text(job) == "60 samples/s, 1.2x one laptop"
     predicted = summary(ranks=ranks, learning=(0, 1), prediction=Prediction(samples_s=80.0, alone_samples_s=30.0))
     assert speed_text(predicted) == "60 samples/s, 2x one laptop"
+    assert [rate_text(rate) for rate in (1612.4, 100.0, 99.96, 0.0512)] == ["1,612", "100", "100", "0.0512"]
     assert speed_text(summary(ranks=ranks[:1], learning=(0,))) == "40 samples/s"
     assert speed_text(summary(ranks=(report(0, 40.0, 44.0), report(1, 0.0)), learning=(0, 1))) is None
 
