@@ -9,7 +9,7 @@ local + (1 - alpha) * base, with alpha = 1/2 as the paper has it: so half of wha
 stays, the steps made meanwhile with it, and is part of what the fragment carries H steps later.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch

@@ -2,9 +2,9 @@
 
 Streaming DiLoCo (Douillard et al. 2025, arXiv 2501.18512, section 2.2): P fragments, each synchronised every H steps,
 one after the other. The paper's are whole layers, in a row or strided, which makes little difference to its losses. A
-fragment is a run of tensors in definition order here: so its buckets are few and full. The largest is as small as a run
-of whole tensors can be, for that is what is on the air at once. Float buffers travel in every round: they are small, and
-forward passes move all of them.
+fragment is a run of tensors in definition order here: so its buckets are few and full. The largest is as small as whole
+tensors in such runs allow, for that is what is on the air at once. Float buffers travel in every round: they are small,
+and forward passes move all of them.
 """
 
 from collections.abc import Sequence

@@ -66,7 +66,7 @@ class RoundSettings:
         assert 0 <= self.staleness <= limits.STALENESS_MAX
         assert self.visibility == "eager" or self.lockstep, "R8: fixed needs wait"
         assert not (self.ends_early and self.lockstep), "R9: in lockstep nobody calls"
-        assert not self.overlaps or (self.staleness == 1 and self.lockstep), "R9: one round is on its way, with all in it"
+        assert not self.overlaps or (self.staleness == 1 and self.lockstep), "R9: one round, with all in it"
         assert self.unapplied_max > self.staleness, "a learner may run so far ahead of what it has applied (R1)"
 
     @property

@@ -156,8 +156,8 @@ def sync_settings(
     if mode.fragments and (visibility == "fixed" or own is not None):
         refused = f"--own {own}" if own is not None else "--visibility fixed"
         raise ValueError(
-            f"{refused} with --sync {sync}: when a round is taken in, and what stays of the own weights then, is settled "
-            "there: omit it (R9)"
+            f"{refused} with --sync {sync}: when a round is taken in, and what stays of the own weights then, is "
+            "settled there: omit it (R9)"
         )
     if period and not staleness and (visibility == "fixed" or own is not None):
         refused = f"--own {own}" if own is not None else "--visibility fixed"
@@ -267,7 +267,7 @@ def _check_fragments(mode: _Mode, sync: str) -> None:
         )
     if mode.staleness or mode.after:
         other = f",ssp:{mode.staleness}" if mode.staleness else f",after={mode.after}"
-        raise ValueError(f"--sync {sync}: ,stream= does not go with {other}: omit one; ,tau=T overlaps rounds with steps")
+        raise ValueError(f"--sync {sync}: ,stream= does not go with {other}: omit one (,tau=T overlaps rounds, too)")
     if mode.period % mode.fragments:
         legal = [parts for parts in range(1, limits.FRAGMENTS_MAX + 1) if mode.period % parts == 0]
         raise ValueError(
@@ -277,8 +277,8 @@ def _check_fragments(mode: _Mode, sync: str) -> None:
     steps = mode.period // mode.fragments
     if mode.delay > steps:
         raise ValueError(
-            f"--sync {sync}: the next part's round begins after {steps} steps, and one is on its way at a time: use tau "
-            f"from 1 to {steps}, or omit it"
+            f"--sync {sync}: the next part's round begins after {steps} steps, and one is on its way at a time: use "
+            f"tau from 1 to {steps}, or omit it"
         )
 
 

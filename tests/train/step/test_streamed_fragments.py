@@ -1,16 +1,12 @@
 """Parts of a model that take turns (R9, `,stream=P,tau=T`), against streaming DiLoCo in a few lines of torch."""
 
-import copy
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
 
-from meshtrain.errors import NonFiniteGradient
 from meshtrain.train.session import LearnerSession
 from tests.tiers import mostly_slow
 from tests.train.localdaemon import LocalDaemon
@@ -120,7 +116,8 @@ def streamed(
 
 @pytest.mark.parametrize("make", mostly_slow([adamw, sgd]))
 @pytest.mark.parametrize(
-    ("h", "parts", "tau", "steps"), [(4, 2, 0, 16), (4, 4, 0, 13), (6, 2, 1, 18), (6, 2, 2, 17), (6, 2, 3, 16), (4, 1, 2, 12)]
+    ("h", "parts", "tau", "steps"),
+    [(4, 2, 0, 16), (4, 4, 0, 13), (6, 2, 1, 18), (6, 2, 2, 17), (6, 2, 3, 16), (4, 1, 2, 12)],
 )
 def test_they_are_streaming_diloco(make: Make, h: int, parts: int, tau: int, steps: int) -> None:
     """Whether the script ends behind a period or within one: the model is then the base, and all local steps are in."""
