@@ -2,7 +2,7 @@
 (R8, R9, O2, X4a)."""
 
 import re
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -68,6 +68,19 @@ class SyncSettings(Wire):
         if not isinstance(outer, str) or outer not in steps or "outer_rate" in rest:
             return fields
         return rest | dict(zip(("outer_rate", "outer_momentum"), steps[outer], strict=True))
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        """Parts that take turns; another peer may send what nobody can type."""
+        if self.fragments and (not self.period or self.period % self.fragments):
+            raise ValueError(f"{self.fragments} parts cannot take turns within {self.period} steps")
+        if self.delay and (not self.fragments or self.delay > self.round_steps):
+            raise ValueError(f"a round is taken in at most {self.round_steps} steps later, not {self.delay}")
+        if self.fragments and (self.staleness, self.straggler) != (1 if self.delay else 0, "wait"):
+            raise ValueError(
+                f"parts take turns with all of them, and s={self.staleness} is of {self.delay} steps' delay"
+            )
+        return self
 
     @property
     def ends_early(self) -> bool:

@@ -307,8 +307,8 @@ def test_the_base_is_shown_in_the_middle_and_a_barrier_brings_all_parts_together
 def test_a_state_holds_the_base_and_the_outer_momentum_of_the_parts_that_had_a_round(
     after_round: int, tmp_path: Path
 ) -> None:
-    """J1: who begins from it stands on the base with all parts. Behind a barrier that is where the others are too: there
-    three steps have brought three rounds, and the barrier those of the other parts."""
+    """J1: who begins from it stands on the base with all parts. Behind a barrier that is where the others are too:
+    three steps have brought three rounds there, and the barrier those of the other parts."""
 
     def run(daemon: LocalDaemon, first: int) -> list[nn.Sequential]:
         replicas = [net(norm=True) for _ in range(2)]
@@ -338,11 +338,13 @@ def test_a_state_holds_the_base_and_the_outer_momentum_of_the_parts_that_had_a_r
 
 
 def test_what_does_not_go_with_parts_is_named() -> None:
-    def script(session: LearnerSession, rank: int) -> None:
+    def script(session: LearnerSession, _: int) -> None:
         model = net()
         session.prepare(model, sgd(model))
 
-    for sync, masks in (("local:4,stream=2", True), ("local:8,stream=8", False)):
-        with LocalDaemon(1, sync=sync, masks=MaskSettings(sparsity=0.5) if masks else None) as daemon:
-            with pytest.raises(NotSupported, match="omit ,stream=" if masks else "use stream=4 or less"):
-                daemon.run(script)
+    for sync, masks, told in (
+        ("local:4,stream=2", MaskSettings(sparsity=0.5), "omit ,stream="),
+        ("local:8,stream=8", None, "use stream=4 or less"),
+    ):
+        with LocalDaemon(1, sync=sync, masks=masks) as daemon, pytest.raises(NotSupported, match=told):
+            daemon.run(script)
