@@ -103,10 +103,10 @@ class MemoryNeeds:
     def check_suits(self) -> None:
         """Raises CliError for a budget that is too small for the model, for masks that keep nothing of a tensor, or
         a model that grows where that does not go with the mode, the codec or masks."""
-        if self.masks is not None and self.measurement.manifest.travel is not None:
+        if self.masks is not None and self._grows:
             raise CliError(NOT_BOTH)
         try:
-            check_fragments(self.sync, parse_codec(self.codec), partial=self._is_partial)
+            check_fragments(self.sync, parse_codec(self.codec), partial=self.masks is not None or self._grows)
             travel = self._plan.travel
         except ValueError as error:
             raise CliError(str(error)) from None
@@ -118,9 +118,9 @@ class MemoryNeeds:
             raise CliError(str(error)) from None
 
     @property
-    def _is_partial(self) -> bool:
+    def _grows(self) -> bool:
         travel = self.measurement.manifest.travel
-        return self.masks is not None or (travel is not None and not travel.every)
+        return travel is not None and not travel.every  # else parts take turns, which is the mode's
 
     def too_small(self) -> list[tuple[int, str]]:
         """(index, why) of every member that cannot hold the job."""

@@ -249,7 +249,8 @@ def test_a_void_round_leaves_the_other_parts_of_who_is_not_its_cause() -> None:
         with session.base():
             bases.append(copy.deepcopy(model))
 
-    replicas, bases = [net() for _ in range(2)], []
+    replicas = [net() for _ in range(2)]
+    bases: list[nn.Module] = []
     with LocalDaemon(2, sync="local:2,stream=2", on_nan="skip") as daemon:
         daemon.run(script)
     base = list(bases[0].parameters())
