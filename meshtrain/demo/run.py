@@ -52,7 +52,7 @@ class DemoSettings:
     @property
     def rounds(self) -> int:
         """How many rounds it takes to take `steps` steps; the last period is a whole one."""
-        return -(-self.steps // max(1, sync_settings(self.sync).period))
+        return -(-self.steps // sync_settings(self.sync).round_steps)
 
     @property
     def batch_size(self) -> int:

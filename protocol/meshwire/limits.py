@@ -144,6 +144,7 @@ STEP_HISTORY_MAX = 100  # steps behind a learner's median and 95th percentile: s
 # Model (M1)
 TENSORS_MAX = 100_000
 TENSOR_DIMS_MAX = 16
+FRAGMENTS_MAX = 64  # P, of a model whose parts take turns; more of them would be small, and wait for latency
 STRETCHES_MAX = 4_096  # of rounds in which vectors differ in length: a model grows in a few stages
 TENSOR_NAME_CHARS_MAX = 512  # nested wrappers add a prefix each
 TENSOR_ALIASES_MAX = 256  # other names of a tied tensor

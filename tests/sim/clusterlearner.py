@@ -124,6 +124,9 @@ class Learner:
         self._step = 0
         self._lockstep = sync.staleness == 0
         self._period = sync.period
+        self._overlaps = sync.overlaps
+        self._in_flight = 0  # with rounds that overlap, its own step that is in no round of its base
+        self._takes_in = False  # it is in the middle of its period, where it applies that one's
         self._computing = 0  # void events of a period that ended early bear an earlier number
         self._unbound = False  # it computes, and no bucket is ready
         self._awaits_round = False  # with s=0 a step that is sealed ends with its round
@@ -137,6 +140,7 @@ class Learner:
         self.pause_s = 0.0  # before its next step
         self.hang_s = 0.0  # in its next step
         self.poison = False  # its next step
+        self._poisons = False  # its step at hand, with rounds that overlap
 
     def hold(self, state: State) -> None:
         """It has this base, in the history of now."""
@@ -166,6 +170,9 @@ class Learner:
                 self._more_samples()
             case StepLost(step=step, retry=retry):
                 self.deal.step_lost(step, retry)
+                if step == self._in_flight:
+                    self._in_flight = 0
+                    self._go_on()
                 if retry:
                     self._lost_step = step
                     self._end_lost_step()
@@ -187,7 +194,8 @@ class Learner:
 
     def _give_state(self) -> None:
         """J1: its base, at a step boundary, and the round after which that was read."""
-        if not self._stepping and not self._applying and not self._awaits_round:
+        stands = not self._stepping or self._takes_in
+        if stands and not self._applying and not self._awaits_round:
             due = [save for save in self._saves if save.after_round <= self.applied]
             self._saves = [save for save in self._saves if save.after_round > self.applied]
             for save in due:
@@ -197,7 +205,7 @@ class Learner:
     # Rounds
 
     def _apply(self) -> None:
-        if self._inbox and not self._stepping and not self._applying:
+        if self._inbox and (not self._stepping or self._takes_in) and not self._applying:
             self._look_into_slot()
             self._applying = self.memory.kept.dirty = True
             self._after(0.002, self._applied)
@@ -218,8 +226,11 @@ class Learner:
         self._say(LearnerApplied(round=done.round))
         if done.round % HASH_EVERY == 0:
             self._say(LearnerHash(round=done.round, sha256=2 * self.base))
+        if self._in_flight == done.step:
+            self._in_flight = 0
         if self._awaits_round and done.step == self._step:
             self._end_step(done.start)
+        self._go_on()
         self._give_state()
         self._apply()
 
@@ -270,10 +281,29 @@ class Learner:
         poisoned, self.poison = self.poison, False
         self._unbound = True
         backward_s = 0.0 if self._period else self._step_s * 0.5  # what a period has changed is there all at once
+        if self._overlaps:  # R9: half of a period's local steps later
+            self._poisons = poisoned
+            self._in_step(forward_s / 2, self._take_in)
+            return
+        self._contribute(forward_s, backward_s, poisoned=poisoned)
+
+    def _contribute(self, forward_s: float, backward_s: float, *, poisoned: bool) -> None:
         for bucket in range(BUCKETS):
             at_s = forward_s + bucket * backward_s / BUCKETS
             self._in_step(at_s, partial(self._bucket, bucket, poisoned and bucket == BUCKETS - 1))
         self._in_step(forward_s + backward_s, self._seal)
+
+    def _take_in(self) -> None:
+        """R9: it waits for the round of its period before, in the middle of the next one."""
+        self._takes_in = True
+        self._apply()
+        self._give_state()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._takes_in and not self._in_flight and not self._applying:
+            self._takes_in = False
+            self._contribute(self._step_s / 2, 0.0, poisoned=self._poisons)
 
     def _end_early(self, step: int) -> None:
         """R9: behind the local step at hand."""
@@ -315,6 +345,7 @@ class Learner:
 
     def _seal(self) -> None:
         self._stepping, self._awaits_round = False, self._lockstep
+        self._in_flight = self._step if self._overlaps else 0
         self._say(LearnerSealed(step=self._step, used=bytes([1]), integers=(self._step,)))
         if self._lockstep:
             self._end_lost_step()

@@ -266,7 +266,8 @@ class LocalRounds:
     def _applied(self, learner: LocalLearner, round_: int) -> None:
         who = f"rank {learner.rank}, which is {learner.phase.value} of step {learner.step}"
         assert round_ == learner.given == learner.applied + 1, f"R1: round {round_} was not given to {who}"
-        assert learner.phase in (Phase.SEALED, Phase.BOUNDARY, Phase.ABSENT), f"R1: round {round_} applied by {who}"
+        phases = (Phase.SEALED, Phase.BOUNDARY, Phase.ABSENT, *((Phase.COMPUTING,) if self._spec.sync.overlaps else ()))
+        assert learner.phase in phases, f"R1: round {round_} applied by {who}"
         learner.applied = round_
 
     def _absent(self, learner: LocalLearner, reason: str) -> None:
@@ -419,8 +420,10 @@ class LocalRounds:
         return True
 
     def visible(self, learner: LocalLearner) -> int:
-        """The newest round that this learner may apply now (R8)."""
-        if self._spec.sync.visibility == "eager" or learner.phase is Phase.ABSENT:
+        """The newest round that this learner may apply now (R8, R9)."""
+        sync = self._spec.sync
+        later = sync.visibility == "fixed" or (sync.overlaps and learner.phase is not Phase.COMPUTING)
+        if not later or learner.phase is Phase.ABSENT:
             return self.complete
         return min(self.complete, max(learner.decided - self._staleness, 0))
 

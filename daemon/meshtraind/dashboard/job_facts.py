@@ -12,7 +12,7 @@ from meshwire.job_figures import rate_text, samples_s, speed_text
 from meshwire.jobs.files import human_bytes
 from meshwire.messages.course import JobCourse
 from meshwire.messages.job import JobSummary, Metrics
-from meshwire.sync_modes.mode import sync_settings
+from meshwire.sync_modes.mode import SyncSettings, sync_settings
 
 
 @dataclass
@@ -113,8 +113,10 @@ def _staleness(job: JobSummary, settings: Mapping[str, str]) -> str:
     except ValueError:  # of a version that knows other ones
         mode = None
     if mode is not None and not mode.staleness:
-        each = "each step" if mode.period < 2 else f"each {mode.period} steps"
-        parts.append(f"none: all wait for each other after {each}")
+        each = "each step" if mode.round_steps < 2 else f"each {mode.round_steps} steps"
+        parts.append(f"none: all wait for each other after {each}{_in_turns(mode)}")
+    elif mode is not None and mode.overlaps:
+        parts.append(f"all take a round in {mode.delay} steps after it has begun{_in_turns(mode)}")
     elif mode is not None:
         parts.append(f"the bound is {mode.staleness}")
     ages = [sum(of_age) for of_age in zip_longest(*(report.metrics.ages for report in job.ranks), fillvalue=0)]
@@ -129,6 +131,10 @@ def _staleness(job: JobSummary, settings: Mapping[str, str]) -> str:
     }
     parts += [f"{what}: {count}" for what, count in counted.items() if count]
     return "; ".join(parts)
+
+
+def _in_turns(mode: SyncSettings) -> str:
+    return f", for one of {mode.fragments} parts of the model in turns" if mode.fragments > 1 else ""
 
 
 def still_runs(job: JobSummary) -> bool:

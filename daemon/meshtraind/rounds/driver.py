@@ -135,6 +135,8 @@ class Rounds:
             rank=rank,
             buckets=len(plan.buckets),
             fewer=RoundPlans(plan).bucket_counts(),
+            fewer_every=plan.travel.every if plan.travel is not None else 0,
+            overlaps=spec.sync.overlaps,
             used_bytes=manifest.used_bytes,
             integers=manifest.integer_values,
             staleness=staleness,

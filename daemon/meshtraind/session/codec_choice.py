@@ -15,7 +15,7 @@ class CodecChoice:
         self._job = job
         prediction = job.spec.prediction
         forecast = None if prediction is None else prediction.step
-        self._replanner = None if forecast is None else Replanner(forecast, max(1, job.spec.sync.period))
+        self._replanner = None if forecast is None else Replanner(forecast, job.spec.sync.round_steps)
 
     def look(self, summary: JobSummary, step: int, now_s: float) -> Replanned | None:
         """The codec to ask for now, if there is one. `step`: of the learner here."""

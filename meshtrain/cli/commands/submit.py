@@ -36,6 +36,7 @@ from meshwire.jobs.partition_wait import PartitionWait
 from meshwire.jobs.partition_wait import partition_wait as partition_wait_of
 from meshwire.messages.group import GROUP_CODECS, GROUP_SETTINGS
 from meshwire.messages.local import Resubmit, Submit
+from meshwire.model.fragments import check_fragments
 from meshwire.model.masks import MaskSettings, masks_of
 from meshwire.planning.choose import Pinned
 from meshwire.planning.quality import Quality
@@ -122,7 +123,8 @@ def submit(
             "sparseloco:H: the same with 200 times fewer bytes. muloco:H: with Muon in place of AdamW for hidden "
             "matrices, and 16 times fewer. demo: plain SGD on "
             "the signs of momentum, of which next to nothing travels. Behind an H, ,ssp:1 lets the next H steps "
-            "begin while the last ones travel, and who is slower take fewer.",
+            "begin while the last ones travel, and who is slower take fewer; ,stream=P lets P parts of the model "
+            "travel in turns, each every H steps, and ,tau=T each while T more steps are taken.",
         ),
     ] = None,
     codec: Annotated[
@@ -535,6 +537,7 @@ def _settings(
         settings = sync_settings(sync, straggler, visibility, own, shares)
         chosen_codec = codec_of(settings, codec)
         collective_for(chosen_codec, topology)
+        check_fragments(settings, chosen_codec, partial=masks is not None)
         return settings, chosen_codec, masks_of(masks, settings, chosen_codec)
     except ValueError as error:
         raise BadCommandLine(str(error)) from None

@@ -156,6 +156,9 @@ def reason(found: Planned) -> str:
         f"({rate_text(price.samples_s)} samples/s, {rate_text(price.alone_samples_s)} alone), with "
         f"{typed_for(choice)}: a step mostly waits for {WAITS_FOR[choice.waits_for]}"
     )
+    if parts := price.settings.sync.fragments:
+        mean, most = (human_bytes(round(each)) for each in (max(price.sent_bytes), price.burst_bytes))
+        text += f"; a round is of one of {parts} parts and sends at most {most}, {mean} a step in the mean"
     everybody = max(found.options, key=lambda option: len(option.others))
     if everybody is not choice:
         text += f"; all {len(everybody.others) + 1} would do {times(everybody.price.against_one)}"

@@ -181,6 +181,7 @@ def price_document(price: Price) -> dict[str, Any]:
         "against_one": price.against_one,
         "sent_bytes": max(price.sent_bytes),
         "received_bytes": max(price.received_bytes),
+        "burst_bytes": price.burst_bytes,
         "link_part": price.link_part,
         "processor_part": price.processor_part,
     }

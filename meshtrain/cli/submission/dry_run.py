@@ -17,9 +17,11 @@ from meshwire.jobs.files import human_bytes
 from meshwire.memory_layout.footprint import Footprint, Measurement, fits, footprint
 from meshwire.messages.job import Member
 from meshwire.messages.local import GetPeers, GetStatus, Peers, Status, Submitted
+from meshwire.model.fragments import check_fragments, manifest_under
 from meshwire.model.masks import NOT_BOTH, MaskSettings, mask_bytes, travel_of
 from meshwire.model.plan import Plan, plan_buckets
 from meshwire.model.schedule import refusal
+from meshwire.planning.price import STEADY_ROUND
 from meshwire.sync_modes.codec_for_mode import suits
 from meshwire.sync_modes.mode import SyncSettings, own_coefficient
 from meshwire.text import printable
@@ -85,16 +87,26 @@ class MemoryNeeds:
 
     @cached_property
     def _plan(self) -> Plan:
-        manifest = self.measurement.manifest
+        manifest = manifest_under(self.measurement.manifest, self.sync)
         travel = travel_of(manifest.tensors, self.masks) or manifest.travel
         return plan_buckets(manifest.model_copy(update={"travel": travel}), codec=parse_codec(self.codec))
+
+    def sent_in_turns(self) -> tuple[int, int] | None:
+        """(the largest, all together) of the parts of the model that take turns, encoded, in bytes; None: all of it
+        travels in each round."""
+        if self.sync.fragments < 2:
+            return None
+        layouts = RoundLayouts(self._plan, parse_codec(self.codec))
+        steady = [layouts.of(STEADY_ROUND + at).total_bytes for at in range(self.sync.fragments)]
+        return max(steady), sum(steady)
 
     def check_suits(self) -> None:
         """Raises CliError for a budget that is too small for the model, for masks that keep nothing of a tensor, or
         a model that grows where that does not go with the mode, the codec or masks."""
-        if self.masks is not None and self.measurement.manifest.travel is not None:
+        if self.masks is not None and self._grows:
             raise CliError(NOT_BOTH)
         try:
+            check_fragments(self.sync, parse_codec(self.codec), partial=self.masks is not None or self._grows)
             travel = self._plan.travel
         except ValueError as error:
             raise CliError(str(error)) from None
@@ -104,6 +116,11 @@ class MemoryNeeds:
             budget_of(self._plan, EncodedLayout(self._plan, parse_codec(self.codec)))
         except ValueError as error:
             raise CliError(str(error)) from None
+
+    @property
+    def _grows(self) -> bool:
+        travel = self.measurement.manifest.travel
+        return travel is not None and not travel.every  # else parts take turns, which is the mode's
 
     def too_small(self) -> list[tuple[int, str]]:
         """(index, why) of every member that cannot hold the job."""
@@ -125,7 +142,7 @@ class MemoryNeeds:
                 if fits(self.needed(codec, bound).total_bytes, smallest_bytes)[0]:
                     most = bound
                     changed = [f"--codec {codec}"] if codec != self.codec else []
-                    sync = self.sync.model_copy(update={"staleness": bound})
+                    sync = self.sync.model_copy(update={"staleness": bound} | ({} if bound else {"delay": 0}))
                     found.append(" ".join(changed + ([f"--sync {sync.text()}"] if sync != self.sync else [])))
                     break
         found.reverse()  # what keeps the bound comes first
@@ -189,6 +206,12 @@ def _show_memory(memory: MemoryNeeds) -> None:
     print()
     rows = [(name.replace("_", " "), human_bytes(part), PARTS[name]) for name, part in needed.parts() if part]
     print_table(("PART", "SIZE", ""), rows)
+    if (sent := memory.sent_in_turns()) is not None:
+        largest, whole = map(human_bytes, sent)
+        say(
+            f"Of {whole} that travel, a round carries one of {memory.sync.fragments} parts, at most {largest}; the "
+            f"next one's is {memory.sync.round_steps} steps later."
+        )
     say("Not in it: what forward and backward passes need, batches, Python and torch themselves.")
     if not size.optimizer_known:
         say(f"note: {printable(size.optimizer)} is not one of torch's: its state is a guess, 2 values for each weight")
@@ -202,6 +225,8 @@ def _document(
         document[what] = [{"path": entry.path, "size_bytes": entry.size_bytes} for entry in packed.manifest.entries]
     document["memory"] = None
     if memory is not None:
+        if (sent := memory.sent_in_turns()) is not None:
+            document["rounds"] = {"bytes_max": sent[0], "bytes_of_all": sent[1], "steps": memory.sync.round_steps}
         needed, lacking = memory.needed(), {at for at, _ in memory.too_small()}
         document["memory"] = {
             "needed_bytes": needed.total_bytes,

@@ -8,6 +8,7 @@ import torch
 
 from meshtrain.train.model.kept_state import NoKeptState
 from meshtrain.train.optim.own_steps import OwnSteps
+from meshwire.messages.learner import RoundDone
 
 
 class StaleView:
@@ -45,6 +46,9 @@ class StaleView:
         if self._base:
             gradients = [None if p.grad is None else p.grad.detach().div(scale) for p in self._parameters]
             self._own.keep(step, gradients, packed)
+
+    def follow(self, done: RoundDone) -> None:
+        """Nothing: the view is made of the base anew when a step begins."""
 
     def drop(self, step: int) -> None:
         """The step is in the base, or will never be."""

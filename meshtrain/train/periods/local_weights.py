@@ -1,11 +1,13 @@
 """The weights that a learner's own steps move with a period (`--sync local:H` and its kin), and what lies beside."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 
 import torch
 
 from meshtrain.train.optim.own_steps import OwnSteps
+from meshwire.messages.learner import RoundDone
 
 
 class _ParametersHold(Enum):
@@ -25,12 +27,18 @@ class LocalWeights:
     Args:
         parameters: that are trained; they hold the base.
         own: periods that have ended, and are in no round that is applied. With s=0 none ever is.
+
+    Attributes:
+        apart, in_flight: as of `FragmentWeights`: a period's round is of all weights, and none is taken in within one.
     """
+
+    apart = False
+    in_flight = 0
 
     def __init__(self, parameters: Sequence[torch.Tensor], own: OwnSteps) -> None:
         self._parameters = list(parameters)
         self._own = own
-        self._beside = _copies(parameters)
+        self._beside = copies_of(parameters)
         self._start: list[torch.Tensor] | None = None  # where the period began, if not at the base
         self._held = _ParametersHold.BASE
 
@@ -41,10 +49,18 @@ class LocalWeights:
         if self._held is _ParametersHold.LENT:
             local, base = base, local
         start = base if self._start is None else self._start[position]
-        return _precise(start).sub(local)
+        return in_full_precision(start).sub(local)
+
+    def weight(self, round_: int, samples: float, *, moved: bool) -> float:
+        """What a round weighs that begins: the samples of the period that ends."""
+        return samples
+
+    def mixing(self) -> AbstractContextManager[None]:
+        """Nothing: a period begins from the base."""
+        return nullcontext()
 
     @torch.no_grad()
-    def keep(self, step: int) -> None:
+    def keep(self, step: int, round_: int) -> None:
         """What the period of this step has changed is on its way into a round; the next one begins ahead by it."""
         if self._own.coefficient:
             changes = [self.difference(at).to(each.dtype) for at, each in enumerate(self._parameters)]
@@ -68,8 +84,11 @@ class LocalWeights:
             self._start = None
             if self._own:
                 self._own.go_ahead(self._beside)
-                self._start = _copies(self._parameters)
+                self._start = copies_of(self._parameters)
         self._held = _ParametersHold.LOCAL
+
+    def follow(self, done: RoundDone) -> None:
+        """Nothing: a period that begins is made of the base anew."""
 
     def begin_step(self, newest_squared_norm: float) -> None:
         """A period begins anew: what the one before has changed is on its way, in the base, or lost."""
@@ -80,6 +99,9 @@ class LocalWeights:
         """The parameters hold the base, and local weights count no more."""
         self.show_base()
         self._held = _ParametersHold.BASE
+
+    def begin_anew(self) -> None:
+        """Local weights count no more: with its period they all are gone already."""
 
     def drop(self, step: int) -> None:
         """The period of this step is in the base, or will never be: the next one does not begin ahead by it."""
@@ -97,9 +119,11 @@ class LocalWeights:
             beside.copy_(held)
 
 
-def _copies(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def copies_of(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """As they are, with their layouts."""
     return [p.detach().clone(memory_format=torch.preserve_format) for p in parameters]
 
 
-def _precise(values: torch.Tensor) -> torch.Tensor:
+def in_full_precision(values: torch.Tensor) -> torch.Tensor:
+    """At least in fp32, in which differences of weights are taken."""
     return values.float() if values.element_size() < torch.float32.itemsize else values

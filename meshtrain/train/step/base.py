@@ -45,6 +45,9 @@ class WorkingWeights(Protocol):
             newest_squared_norm: of the means of the newest round; 0 before the first one.
         """
 
+    def follow(self, done: RoundDone) -> None:
+        """The base is that after this round, and the parameters hold it."""
+
     def drop(self, step: int) -> None:
         """This step of the learner is in the base, or never will be: it counts no more beside the base."""
 
@@ -144,6 +147,7 @@ class Base:
         self.applied = done.round
         if not done.void:
             self.squared_norm = done.squared_norm
+        self.view.follow(done)
         if done.step:
             self.view.drop(done.step)
         self.kept.clean(done.round)

@@ -130,6 +130,13 @@ class StepBoundary:
             with self._saver.possible():
                 self._show_view()
 
+    def take_in(self, until: Callable[[], bool]) -> None:
+        """Between two local steps, with rounds that overlap (R9): applies rounds until the one is applied that a period
+        has begun. Local weights go on, as they follow it."""
+        if not until():
+            self._wait(until, f"step {self._contribution.step} for the round before it")
+            self._show_view()
+
     def idle(self, reason: str, until: Callable[[], bool], what: str) -> None:
         """Waits for other peers without being waited for, and applies rounds meanwhile, by R5 (absent).
 

@@ -37,6 +37,7 @@ class StepContribution:
         trained: indices of the spans of trained parameters.
         spans: those of them that travel in the round at hand, in the plan's order.
         step: number of the step that is being computed, from 1.
+        round: that it is for, as far as is known (T1).
         samples: how many it covers.
         hyperparameters: what its bind said.
         filled: spans that hold something.
@@ -69,13 +70,17 @@ class StepContribution:
         self.step = 1
         self.hyperparameters = b""
         self._plan = plan
+        # Else all lies where it always does, also of a part whose round is on its way (R9), and padding stays zero.
+        shorter = (zip(each.spans, plan.spans, strict=True) for each in means.plans.all)
+        self._packs = any(0 < span.count < whole.count for spans in shorter for span, whole in spans)
         self.aim_at(1)
         self._reset()
 
     def aim_at(self, round_: int) -> None:
         """The step that begins is for this round, whose plan says what travels, by T1 (travel)."""
         plan = self._means.plans.of(round_)
-        if plan is not self._plan:
+        self.round = round_
+        if plan is not self._plan and self._packs:
             for step in range(self._means.slots.layout.raw_slots):
                 self._means.slots.raw(step).zero_()  # what was written where padding lies now
         self._plan = plan
@@ -89,6 +94,15 @@ class StepContribution:
         self.samples = int(self._taken.weight) if self._taken.blocks else 0
         self.hyperparameters = self._options.pack() if self._options is not None else b""
         self._raw = self._means.slots.raw(self.step)
+
+    @property
+    def weight(self) -> float:
+        """That of the step that has begun, in samples."""
+        return self._taken.weight
+
+    def weigh(self, weight: float) -> None:
+        """It stands for so many samples, those of earlier ones among them."""
+        self._taken = self._taken._replace(weight=weight)
 
     def write(self, index: int, values: torch.Tensor, divisor: float = 1.0) -> None:
         """w * values / divisor into the place of span `index`, whose tensor counts as used (O5). Where not all values

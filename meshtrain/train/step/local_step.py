@@ -9,6 +9,9 @@ momentum (Douillard et al. 2023, arXiv 2311.08105, algorithm 1).
 With a bound s > 0 (`,ssp:S`) nobody waits for the round: the next period begins at once, where the outer optimizer
 would bring the base by the own periods on their way, and rounds that have arrived go into the base between two periods.
 With plain averaging that is delayed gradient averaging (Zhu et al. 2021, "DGA", algorithm 1) with K = H and D = s*H.
+
+With parts that take turns (`,stream=P`) a period is H/P steps long, its round is of one part (`FragmentWeights`), and
+with `,tau=T` that is taken in behind step T of the next period.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,6 +25,7 @@ from meshtrain.train.model.step_patch import ReplacedStep
 from meshtrain.train.optim.loss_scaling import LossScaling
 from meshtrain.train.optim.optimizer_step import OptimizerStep
 from meshtrain.train.optim.rehearsal import Rehearsal
+from meshtrain.train.periods.fragment_weights import FragmentWeights
 from meshtrain.train.periods.local_weights import LocalWeights
 from meshtrain.train.step.base import Base
 from meshtrain.train.step.boundary import StepBoundary
@@ -54,7 +58,7 @@ class LocalStep:
         base: Base,
         contribution: StepContribution,
         boundary: StepBoundary,
-        weights: LocalWeights,
+        weights: LocalWeights | FragmentWeights,
         growth: MaskGrowth,
         scaling: LossScaling,
         sync: SyncSettings,
@@ -101,15 +105,27 @@ class LocalStep:
         """Ends the period with the steps that it has, where no further one can follow soon: at the end of an epoch's
         samples, in a barrier, at the script's end. Returns whether there were any.
 
+        Of parts that take turns each has a round then, one after the other: all local weights are the base's behind it.
+
         Raises:
             NonFiniteGradient: the round is void, with `--on-nan stop` (V1, non-finite values).
         """
-        if not self._taken:
+        weights = self._weights
+        if not (self._taken or weights.apart or weights.in_flight):
             return False
-        self._taken = 0
+        while self._taken or weights.apart:
+            self._end_round()
+        self._take_in()
+        return True
+
+    def _end_round(self) -> None:
+        """What local steps have changed becomes a round."""
+        moved, self._taken = self._taken > 0, 0
+        self._take_in(mixes=moved)
         contribution, weights, growth = self._contribution, self._weights, self._growth
         spans = self._base.means.plan.spans
         contribution.begin()
+        contribution.weigh(weights.weight(contribution.round, contribution.weight, moved=moved))
         for position, index in enumerate(contribution.trained):
             if index in contribution.spans:
                 change = weights.difference(position)
@@ -126,14 +142,19 @@ class LocalStep:
             lost = done is None or done.void
         else:
             lost = contribution.poisoned  # what is not finite would spread over all periods that begin ahead by it
-            if not lost:
-                weights.keep(contribution.step)
+            if not lost or self._sync.overlaps:  # then all take it in at the same step, void or not
+                weights.keep(contribution.step, contribution.round)
         weights.end_period()
         growth.forget()
         if lost:
-            self._forget_local_steps()
+            self._forget_local_steps(all_of_them=done is None or contribution.poisoned)
         self._boundary.end_step(done)
-        return True
+
+    def _take_in(self, *, mixes: bool = False) -> None:
+        """The round on its way, if there is one, is taken in. `mixes`: local steps were taken meanwhile."""
+        weights = self._weights
+        with weights.mixing() if mixes else nullcontext():
+            self._boundary.take_in(lambda: not weights.in_flight)
 
     def end_early(self, call: EndPeriod) -> None:
         """Another learner has ended its period: this one ends with the local step at hand, or the next one."""
@@ -159,13 +180,17 @@ class LocalStep:
     def _count_step(self) -> None:
         self.number += 1
         self._taken += 1
+        if self._taken == self._sync.delay:
+            self._take_in(mixes=True)
         due = self._taken >= self._sync.steps_in(self._base.applied + 1)
         if due or self._called == self._contribution.step:
-            self.end_period()
+            self._end_round()
 
-    def _forget_local_steps(self) -> None:
+    def _forget_local_steps(self, *, all_of_them: bool) -> None:
         """Those of a period that is in no round. What has made the weights infinite or NaN is in the optimizer's state
-        as well."""
+        as well. `all_of_them`: not only of the part of the model whose turn it was."""
+        if all_of_them:
+            self._weights.begin_anew()
         self._base.buffers.restore()
         if self._contribution.poisoned:
             self._own.forget()

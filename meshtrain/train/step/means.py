@@ -40,6 +40,11 @@ class RoundMeans:
         """All that are trained, in the plan's order."""
         return [parameter for _, parameter in self._places()]
 
+    def positions_of_rounds(self, rounds: int) -> list[list[int]]:
+        """Of each of the first rounds, which of `parameters` travel in it (T1), by their positions there."""
+        plans = [self.plans.of(number) for number in range(1, rounds + 1)]
+        return [[at for at, index in enumerate(self._trained) if plan.spans[index].count] for plan in plans]
+
     def coded_parameters(self) -> list[torch.Tensor]:
         """Parameters that the job's codec encodes (matrices), in the plan's order; others travel as they are."""
         spans = [self.plan.spans[at] for bucket in self.plan.buckets[: self.plan.coded_buckets] for at in bucket.spans]

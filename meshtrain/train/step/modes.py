@@ -22,6 +22,7 @@ from meshtrain.train.optim.own_steps import OwnSteps
 from meshtrain.train.optim.sign_sgd import OnSigns
 from meshtrain.train.optim.stale_view import StaleView
 from meshtrain.train.partial.progressive import Progressive
+from meshtrain.train.periods.fragment_weights import FragmentWeights
 from meshtrain.train.periods.inner_muon import WithMuon
 from meshtrain.train.periods.local_weights import LocalWeights
 from meshtrain.train.step.base import Base
@@ -109,9 +110,7 @@ def _local_rounds(parts: EngineParts, progress: RoundProgress) -> Engine:
     assert outer is not None
     buffers = ModelBuffers(means.tensors, means.plan, parts.sync.staleness)
     outer_step = OptimizerStep(outer)
-    weights = LocalWeights(
-        means.parameters(), OwnSteps(means.parameters(), outer_step, parts.options, parts.coefficient)
-    )
+    weights = _local_weights(parts, outer_step)
     # Options of the script's optimizer are its learner's own, as its state is; those of the outer one are constant.
     contribution = StepContribution(means, buffers, parts.samples, None, parts.channel, "change by local steps")
     base = Base(outer_step, means, buffers, weights, parts.options, parts.kept, parts.channel, parts.hash_every)
@@ -124,6 +123,14 @@ def _local_rounds(parts: EngineParts, progress: RoundProgress) -> Engine:
     parts.channel.route(EndPeriod, steps.end_early)
     saver.go_on_from(progress)
     return _engine(parts, base, contribution, boundary, steps)
+
+
+def _local_weights(parts: EngineParts, outer_step: OptimizerStep) -> LocalWeights | FragmentWeights:
+    """What local steps move."""
+    parameters = parts.means.parameters()
+    if parts.sync.fragments:
+        return FragmentWeights(parameters, parts.means.positions_of_rounds(parts.sync.fragments))
+    return LocalWeights(parameters, OwnSteps(parameters, outer_step, parts.options, parts.coefficient))
 
 
 def _base_step(parts: EngineParts) -> OptimizerStep:

@@ -21,8 +21,10 @@ from meshtrain.train.partial.progressive import Progressive
 from meshtrain.train.periods.inner_muon import check_muon_possible, hidden_matrices
 from meshwire import limits
 from meshwire.codecs.spec import CodecSpec
+from meshwire.model.fragments import check_fragments, fragments_travel
+from meshwire.model.manifest import TensorSpec
 from meshwire.model.masks import NOT_BOTH, MaskSettings
-from meshwire.model.schedule import refusal
+from meshwire.model.schedule import Travel, refusal
 from meshwire.sync_modes.mode import SyncSettings
 
 
@@ -81,6 +83,8 @@ def describe_model(
     travel = masked.travel(specs, masks) if growing is None else growing.travel(specs, places)
     if growing is not None and (reason := refusal(sync, codec)):
         raise NotSupported(f"mt.Progressive with {reason}")
+    if sync.fragments:
+        travel = _fragments_travel(specs, sync, codec, partial=growing is not None or masks is not None)
     built = tensors.build(model, layout, momentum, travel)
     size_bytes = len(built.manifest.pack())
     if size_bytes > limits.MODEL_BYTES_MAX:
@@ -89,3 +93,14 @@ def describe_model(
             f"at most {limits.MODEL_BYTES_MAX} are possible: use fewer tensors, or shorter names of modules"
         )
     return PreparedModel(built, optimizer, growing, of_muon)
+
+
+def _fragments_travel(
+    specs: Sequence[TensorSpec], sync: SyncSettings, codec: CodecSpec, *, partial: bool
+) -> Travel | None:
+    """Of parts of the model that take turns. Raises NotSupported."""
+    try:
+        check_fragments(sync, codec, partial=partial)
+        return fragments_travel(specs, sync)
+    except ValueError as error:
+        raise NotSupported(str(error)) from error

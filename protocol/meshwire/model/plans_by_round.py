@@ -50,7 +50,8 @@ class RoundPlans:
     def bucket_counts(self) -> tuple[tuple[int, int, int], ...]:
         """(first round, in whose multiples all travel or 0, how many travel else) of each stretch of rounds.
 
-        A stretch may have no other rounds than such multiples: then its last number counts for nothing.
+        A stretch may have no other rounds than such multiples: then its last number counts for nothing. They come again
+        as `Travel.every` says.
         """
         stretches = self.whole.travel.stretches if self.whole.travel is not None else ()
         return tuple(

@@ -7,6 +7,7 @@ from itertools import product
 
 from meshwire.codecs.registry import parse_codec
 from meshwire.collectives.strategy import collective_for, topologies_for
+from meshwire.model.fragments import manifest_under
 from meshwire.model.manifest import ModelManifest
 from meshwire.model.schedule import refusal
 from meshwire.planning.network import Network
@@ -41,7 +42,7 @@ def legal_settings(manifest: ModelManifest, tried: Sequence[Tried] = tuple(EVIDE
         codec, sync = parse_codec(codec_text), sync_settings(sync_text)
         if not suits(sync, codec) or codec.momentum or sync.signs:
             continue
-        if manifest.travel is not None and refusal(sync, codec) is not None:
+        if manifest_under(manifest, sync).travel is not None and refusal(sync, codec) is not None:
             continue
         for topology in topologies_for(codec.family, codec.reduction):
             if not topology.named_min:

@@ -17,6 +17,7 @@ from meshwire.collectives.topology import bucket_shards
 from meshwire.encoded_layout.by_round import RoundLayouts
 from meshwire.encoded_layout.encoded import EncodedLayout
 from meshwire.frames.header import HEADER_BYTES
+from meshwire.model.fragments import manifest_under
 from meshwire.model.manifest import ModelManifest
 from meshwire.model.plan import Plan, plan_buckets
 from meshwire.planning.network import NO_WORK, DaemonWork, Network
@@ -92,6 +93,7 @@ class Price:
         samples_s: of all members together.
         alone_samples_s: of the fastest one without a job.
         sent_bytes, received_bytes: by member that trains.
+        burst_bytes: that one of them sends in one round, at most: of the largest part, where parts take turns.
         link_part, processor_part: of the time, how much the busiest link, or the air, and how much the least busy
             member's training is at work.
     """
@@ -104,6 +106,7 @@ class Price:
     alone_samples_s: float
     sent_bytes: tuple[float, ...]
     received_bytes: tuple[float, ...]
+    burst_bytes: float
     link_part: float
     processor_part: float
 
@@ -123,17 +126,18 @@ class Pricing:
     def __init__(self, manifest: ModelManifest, codec_prices: Mapping[str, CodecPrice]) -> None:
         self.manifest = manifest
         self._codec_prices = codec_prices
-        self._laid_out: dict[str, tuple[Plan, tuple[EncodedLayout, ...]]] = {}
+        self._laid_out: dict[tuple[str, int], tuple[Plan, tuple[EncodedLayout, ...]]] = {}
         self._playbacks: dict[tuple[str, Reduction, int], Playback] = {}
-        self._loads: dict[tuple[str, str, int], list[_Loads]] = {}
+        self._loads: dict[tuple[str, str, int, int], list[_Loads]] = {}
 
     def knows(self, codec: CodecSpec) -> bool:
         """Whether the codec's price is known."""
         return str(codec) in self._codec_prices
 
     def round_bytes(self, codec: CodecSpec) -> float:
-        """How many bytes an encoded vector has, in the mean over rounds behind the warm-up."""
-        return fmean(layout.total_bytes for layout in self._layouts(codec)[1])
+        """How many bytes an encoded vector has, in the mean over rounds behind the warm-up, where no parts take
+        turns."""
+        return fmean(layout.total_bytes for layout in self._layouts(codec, SyncSettings())[1])
 
     def price(self, settings: JobSettings, steps: Sequence[StepTrace], network: Network) -> Price:
         """What a step costs with these settings over a network: the round is played, beside what members compute.
@@ -144,7 +148,7 @@ class Pricing:
         """
         assert len(steps) <= len(network.links)
         sync = settings.sync
-        period = max(1, sync.period)
+        period = sync.round_steps
         # In step, a round is over for all at once; who then takes longer to apply it begins the next step later.
         in_step = not sync.period and not sync.staleness
         applied_s = min(step.after_s for step in steps)
@@ -158,7 +162,12 @@ class Pricing:
         compute_s = max(step.alone_s + (0 if sync.period else step.copy_s) for step in steps)
         after_s = max(step.after_s for step in steps)
         copy_s = max(step.copy_s for step in steps)
-        if sync.period and sync.staleness:
+        if sync.overlaps:
+            # A round is hidden behind the steps that are taken until it is taken in.
+            compute_s += _beside_s(played, steps, network.work) / period
+            exposed_s = fmean(max(0.0, each_s + network.work.round_s - sync.delay * compute_s) for _, each_s in rounds)
+            step_s = compute_s + (copy_s + exposed_s) / period
+        elif sync.period and sync.staleness:
             # What the next periods begin ahead by is kept and applied once more. A round that began behind period k
             # must be there before period k + s + 1; and nothing can be busy for longer than a period.
             compute_s += (2 * copy_s + _beside_s(played, steps, network.work)) / period
@@ -187,6 +196,7 @@ class Pricing:
             alone_samples_s=max(step.samples_s for step in steps),
             sent_bytes=sent,
             received_bytes=received,
+            burst_bytes=max(max(one.sent_bytes[: len(steps)]) for one in played),
             link_part=min(1.0, busy_s / step_s),
             processor_part=min(1.0, alone_s / step_s),
         )
@@ -252,20 +262,20 @@ class Pricing:
             self._playbacks[key] = Playback(collective.topology.programs(ranks), collective.reduction)
         return self._playbacks[key]
 
-    def _layouts(self, codec: CodecSpec) -> tuple[Plan, tuple[EncodedLayout, ...]]:
-        text = str(codec)
-        if text not in self._laid_out:
-            plan = plan_buckets(self.manifest, codec=codec)
+    def _layouts(self, codec: CodecSpec, sync: SyncSettings) -> tuple[Plan, tuple[EncodedLayout, ...]]:
+        key = str(codec), sync.fragments
+        if key not in self._laid_out:
+            plan = plan_buckets(manifest_under(self.manifest, sync), codec=codec)
             layouts = RoundLayouts(plan, codec)
-            rounds = range(STEADY_ROUND, STEADY_ROUND + STEADY_ROUNDS)
-            self._laid_out[text] = plan, tuple(dict.fromkeys(layouts.of(number) for number in rounds))
-        return self._laid_out[text]
+            rounds = range(STEADY_ROUND, STEADY_ROUND + max(STEADY_ROUNDS, sync.fragments))
+            self._laid_out[key] = plan, tuple(dict.fromkeys(layouts.of(number) for number in rounds))
+        return self._laid_out[key]
 
     def _all_loads(self, settings: JobSettings, members: int) -> list["_Loads"]:
         collective = settings.collective
-        key = str(collective.codec), str(collective.topology), members
+        key = str(collective.codec), str(collective.topology), members, settings.sync.fragments
         if key not in self._loads:
-            plan, layouts = self._layouts(collective.codec)
+            plan, layouts = self._layouts(collective.codec, settings.sync)
             program = collective.topology.program(tuple(range(members)), 0)
             sends = members * max(1, len(program.steps))
             most = min(LOADS_MAX, max(LOADS_MIN, TRANSFERS_MAX // sends))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from meshwire import limits
+from meshwire.model.schedule import turn
 from meshwire.sync_modes.mode import Straggler, Visibility
 
 DEADLINE_FACTOR = 3.0  # V2: times the 95th percentile
@@ -51,6 +52,11 @@ class RoundSettings:
     fewer: tuple[tuple[int, int, int], ...] = ()
     """T1: stretches of rounds in which fewer buckets travel. Of each the first round, the number in whose multiples all
     do (0: in none), and how many do else."""
+    fewer_every: int = 0
+    """T1: after so many rounds these stretches begin again; 0: never."""
+    overlaps: bool = False
+    """With s=1: a learner applies the round of its period within the next one (R9). So it begins that one without, even
+    where the round is complete by then."""
 
     def __post_init__(self) -> None:
         assert list(self.ranks) == sorted(set(self.ranks)), "each rank once, in order"
@@ -60,6 +66,7 @@ class RoundSettings:
         assert 0 <= self.staleness <= limits.STALENESS_MAX
         assert self.visibility == "eager" or self.lockstep, "R8: fixed needs wait"
         assert not (self.ends_early and self.lockstep), "R9: in lockstep nobody calls"
+        assert not self.overlaps or (self.staleness == 1 and self.lockstep), "R9: one round, with all in it"
         assert self.unapplied_max > self.staleness, "a learner may run so far ahead of what it has applied (R1)"
 
     @property
@@ -69,8 +76,9 @@ class RoundSettings:
 
     def buckets_of(self, round_: int) -> int:
         """How many travel in a round: they are numbered from 0."""
+        at = turn(round_, self.fewer_every)
         for first, whole_every, buckets in reversed(self.fewer):
-            if first <= round_:
+            if first <= at:
                 return self.buckets if whole_every and round_ % whole_every == 0 else buckets
         return self.buckets
 
@@ -157,8 +165,10 @@ class Learner:
     times: StepTimes = field(default_factory=StepTimes)
 
     def visible(self, decided: int, complete: int) -> int:
-        """R8: the last round that it may apply now. An absent learner is brought up to date whatever the mode."""
-        if self.settings.visibility == "eager" or self.phase is Phase.ABSENT:
+        """R8, R9: the last round that it may apply now. An absent learner is brought up to date whatever the mode."""
+        settings, phase = self.settings, self.phase
+        later = settings.visibility == "fixed" or (settings.overlaps and phase is not Phase.COMPUTING)
+        if not later or phase is Phase.ABSENT:
             return complete
         return min(complete, max(decided - self.settings.staleness, 0))
 

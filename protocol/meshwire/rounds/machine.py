@@ -253,7 +253,10 @@ class RoundMachine:
 
     def _round_applied(self, applied: RoundApplied, now_s: float) -> str | None:
         learner, round_ = self._learner, applied.round
-        if learner.phase not in (Phase.BOUNDARY, Phase.ABSENT) or not learner.applied < round_ <= self.visible:
+        stands = learner.phase in (Phase.BOUNDARY, Phase.ABSENT) or (
+            self.settings.overlaps and learner.phase is Phase.COMPUTING  # between two local steps (R9)
+        )
+        if not stands or not learner.applied < round_ <= self.visible:
             known = f"it had applied {learner.applied}, {self.visible} are to be applied, it is {learner.phase.value}"
             return f"round {round_} cannot be applied: {known} (R1)"
         learner.applied = round_

@@ -304,9 +304,17 @@ class JobRounds:
         self._tell(LearnerAbsent(died.reason, gone=died.holds is None, holds=died.holds, rests=True), now_s)
 
     def _part_from_step(self) -> None:
-        """With s=0 a learner stays in its step until the round is applied, and this one will never be complete."""
+        """With s=0 a learner stays in its step until the round is applied, and this one will never be complete. With
+        rounds that overlap it may wait for such a one within its next period: it is to go on to its boundary."""
         machine = self.machine
-        if self._parting is None or machine.settings.staleness or self._schedule.waits:
+        if self._parting is None or self._schedule.waits:
+            return
+        if machine.settings.overlaps:
+            for round_ in range(machine.complete + 1, machine.decided + 1):
+                if step := self._own_steps.get(round_):
+                    self._lost(step, self._parting, retry=False)
+            return
+        if machine.settings.staleness:
             return
         if machine.phase is Phase.BOUNDARY and machine.decided > machine.complete:
             self._lost(self._schedule.begun_step, self._parting, retry=True)

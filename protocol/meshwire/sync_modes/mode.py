@@ -2,7 +2,7 @@
 (R8, R9, O2, X4a)."""
 
 import re
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -50,6 +50,11 @@ class SyncSettings(Wire):
     """With a period, a small part of what local steps have changed travels, and the rest fades (SparseLoCo)."""
     muon: bool = False
     """With a period, Muon takes the local steps of hidden matrices (MuLoCo)."""
+    fragments: Annotated[int, Field(ge=0, le=limits.FRAGMENTS_MAX)] = 0
+    """P: with a period, so many parts of the model take turns, one a round, so each travels every H steps (streaming
+    DiLoCo). 0: all of it travels in each round."""
+    delay: Annotated[int, Field(ge=0, le=limits.PERIOD_MAX)] = 0
+    """tau: with fragments, a round is taken in exactly so many local steps after it was begun. 0: it is waited for."""
 
     @model_validator(mode="before")
     @classmethod
@@ -63,6 +68,19 @@ class SyncSettings(Wire):
         if not isinstance(outer, str) or outer not in steps or "outer_rate" in rest:
             return fields
         return rest | dict(zip(("outer_rate", "outer_momentum"), steps[outer], strict=True))
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        """Parts that take turns; another peer may send what nobody can type."""
+        if self.fragments and (not self.period or self.period % self.fragments):
+            raise ValueError(f"{self.fragments} parts cannot take turns within {self.period} steps")
+        if self.delay and (not self.fragments or self.delay > self.round_steps):
+            raise ValueError(f"a round is taken in at most {self.round_steps} steps later, not {self.delay}")
+        if self.fragments and (self.staleness, self.straggler) != (1 if self.delay else 0, "wait"):
+            raise ValueError(
+                f"parts take turns with all of them, and s={self.staleness} is of {self.delay} steps' delay"
+            )
+        return self
 
     @property
     def ends_early(self) -> bool:
@@ -85,11 +103,23 @@ class SyncSettings(Wire):
         if not self.period:
             return f"ssp:{self.staleness}" if self.staleness else "bsp"
         after = f",after={self.after}" if self.after else ""
+        if self.fragments:
+            return f"{self._kind()},stream={self.fragments}" + (f",tau={self.delay}" if self.delay else "")
         return self._kind() + after + (f",ssp:{self.staleness}" if self.staleness else "")
 
     def steps_in(self, round_: int) -> int:
         """With a period: how many local steps a learner takes for a round, from 1."""
-        return 1 if round_ <= self.after else self.period
+        return 1 if round_ <= self.after else self.round_steps
+
+    @property
+    def round_steps(self) -> int:
+        """How many steps lie between two rounds, behind the first ones (`after`); at least 1."""
+        return max(1, self.period // max(1, self.fragments))
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a learner takes a round in between two local steps of its next period (`delay`)."""
+        return self.delay > 0
 
     def _kind(self) -> str:
         if self.sparse:
@@ -136,6 +166,12 @@ def sync_settings(
             raise ValueError(f"--{name} {given[name]}: use {' or '.join(values)}")
     if staleness == 0 and straggler == "carry":
         raise ValueError(f"--straggler carry needs a bound above 0, and --sync {sync} has none: use --sync ssp:2 (R7)")
+    if mode.fragments and (visibility == "fixed" or own is not None):
+        refused = f"--own {own}" if own is not None else "--visibility fixed"
+        raise ValueError(
+            f"{refused} with --sync {sync}: when a round is taken in, and what stays of the own weights then, is "
+            "settled there: omit it (R9)"
+        )
     if period and not staleness and (visibility == "fixed" or own is not None):
         refused = f"--own {own}" if own is not None else "--visibility fixed"
         raise ValueError(
@@ -156,10 +192,10 @@ def sync_settings(
     equal = fixed or (staleness == 0 and not unequal_peers) or (period > 1 and straggler == "carry")
     return SyncSettings.model_validate(
         {
-            "staleness": staleness,
+            "staleness": 1 if mode.delay else staleness,
             "straggler": straggler,
             "visibility": visibility or "eager",
-            "own": own or "1",
+            "own": own or ("0" if mode.delay else "1"),
             "shares": shares or ("equal" if equal else "speed"),
             "period": period,
             "after": mode.after,
@@ -168,6 +204,8 @@ def sync_settings(
             "sparse": mode.sparse,
             "muon": mode.muon,
             "signs": mode.signs,
+            "fragments": mode.fragments,
+            "delay": mode.delay,
         }
     )
 
@@ -186,6 +224,8 @@ class _Mode(NamedTuple):
     sparse: bool = False
     muon: bool = False
     signs: bool = False
+    fragments: int = 0
+    delay: int = 0
 
 
 _KINDS = {
@@ -209,6 +249,7 @@ def _mode(sync: str) -> _Mode:
     if kind in _KINDS and period is not None:
         made = _with_options(_KINDS[kind]._replace(period=period), kind, options)
         if made is not None:
+            _check_fragments(made, sync)
             return made
     if kind == "async":
         raise ValueError(
@@ -219,8 +260,39 @@ def _mode(sync: str) -> _Mode:
         f"--sync {sync}: use bsp; demo; ssp:S with a bound S from 0 to {limits.STALENESS_MAX}, such as ssp:2; or "
         f"local:H, diloco:H, sparseloco:H or muloco:H with a period H from 1 to {limits.PERIOD_MAX} steps, such as "
         "sparseloco:30, behind which ,ssp:S lets periods overlap with their exchange, for diloco ,rate=0.7 and "
-        ",momentum=0.9 set the outer step, and for local ,after=N has the first N rounds come after each step"
+        ",momentum=0.9 set the outer step, and for local ,after=N has the first N rounds come after each step; for "
+        "local, diloco and muloco ,stream=P has P parts of the model take turns, and ,tau=T behind it has a part's "
+        f"round taken in T steps later, such as diloco:32,stream=4,tau=4 (P at most {limits.FRAGMENTS_MAX})"
     )
+
+
+def _check_fragments(mode: _Mode, sync: str) -> None:
+    """Raises ValueError for parts that take turns where they cannot."""
+    if not mode.fragments and not mode.delay:
+        return
+    first = sync.split(",")[0]
+    if mode.delay and not mode.fragments:
+        raise ValueError(f"--sync {sync}: ,tau=T is of parts that take turns: use {first},stream=4,tau={mode.delay}")
+    if mode.sparse:
+        raise ValueError(
+            f"--sync {sync}: sparseloco sends a small part of each value's change in each round, and no part of the "
+            "model by itself: omit ,stream=, or use diloco:H or local:H with it"
+        )
+    if mode.staleness or mode.after:
+        other = f",ssp:{mode.staleness}" if mode.staleness else f",after={mode.after}"
+        raise ValueError(f"--sync {sync}: ,stream= does not go with {other}: omit one (,tau=T overlaps rounds, too)")
+    if mode.period % mode.fragments:
+        legal = [parts for parts in range(1, limits.FRAGMENTS_MAX + 1) if mode.period % parts == 0]
+        raise ValueError(
+            f"--sync {sync}: {mode.fragments} parts cannot take turns within {mode.period} steps, each after as many: "
+            f"use stream={', '.join(map(str, legal))}, or another H"
+        )
+    steps = mode.period // mode.fragments
+    if mode.delay > steps:
+        raise ValueError(
+            f"--sync {sync}: the next part's round begins after {steps} steps, and one is on its way at a time: use "
+            f"tau from 1 to {steps}, or omit it"
+        )
 
 
 def _with_options(mode: _Mode, kind: str, options: list[str]) -> _Mode | None:
@@ -239,6 +311,11 @@ def _with_options(mode: _Mode, kind: str, options: list[str]) -> _Mode | None:
             if rounds is None:
                 return None
             mode = mode._replace(after=rounds)
+        elif name in ("stream", "tau"):
+            number = _count(text, 1, limits.FRAGMENTS_MAX if name == "stream" else limits.PERIOD_MAX)
+            if number is None:
+                return None
+            mode = mode._replace(fragments=number) if name == "stream" else mode._replace(delay=number)
         elif kind == "diloco" and name in ("rate", "momentum") and (value := _number(text)) is not None:
             if not (0 < value <= OUTER_RATE_MAX if name == "rate" else value <= OUTER_MOMENTUM_MAX):
                 return None

@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import psutil
 import pytest
 
 from meshtrain.cli.submission import measuring
-from meshtrain.cli.submission.dry_run import PARTS, MemoryNeeds
+from meshtrain.cli.submission.dry_run import PARTS, MemoryNeeds, show_dry_run
 from meshtrain.cli.submission.measuring import NotMeasured, measure, trace
 from meshtrain.cli.submission.shipping import pack
 from meshtrain.cli.ui.errors import CliError
@@ -41,7 +42,9 @@ from meshwire.messages.local import (
     Submit,
     Submitted,
 )
+from meshwire.model.fragments import manifest_under
 from meshwire.model.manifest import ModelManifest, TensorSpec
+from meshwire.model.masks import parse_masks
 from meshwire.sync_modes.mode import sync_settings
 from tests.daemon.fakedaemon import BERT, JOB, MEMBERS, SOFTWARE, STATUS, Endpoint, accepting, known_jobs, run, summary
 from tests.daemon.realjobs import submission
@@ -367,6 +370,60 @@ def test_what_keeps_the_largest_bound_is_proposed_first() -> None:
     assert memory_of(full, half, codec="fp16", sync="ssp:8").too_small() == []
     assert memory_of(full, 0).remedies() == ["--on anna"]
     assert memory_of(0, 0).remedies() == []
+
+
+def in_parts(sync: str, masks: str | None = None, codec: str = "fp32") -> MemoryNeeds:
+    shapes = ((3000, 64), (1000, 64), (1000, 64))
+    tensors = tuple(
+        TensorSpec(name=f"w{at}", shape=shape, dtype="float32", kind="parameter") for at, shape in enumerate(shapes)
+    )
+    needed = memory_of(sys.maxsize, sys.maxsize, sync=sync, codec=codec)
+    manifest = manifest_under(ModelManifest(tensors=tensors, optimizer=""), sync_settings(sync))  # as it was measured
+    settings = None if masks is None else parse_masks(masks)
+    return replace(needed, measurement=Measurement(manifest=manifest, size=needed.measurement.size), masks=settings)
+
+
+def test_a_dry_run_says_how_large_parts_are_that_take_turns(capsys: pytest.CaptureFixture[str]) -> None:
+    """R9: of about equal size, but no tensor is cut."""
+    found = in_parts("diloco:8,stream=2")
+    assert found.sent_in_turns() == (4 * 64 * 3000, 4 * 64 * 5000)
+    assert in_parts("diloco:8,stream=2", codec="int8").sent_in_turns() != found.sent_in_turns()
+    assert in_parts("diloco:8").sent_in_turns() is None
+    show_dry_run(Submitted(job=JOB, members=MEMBERS, notes=()), (), {}, found, json=False)
+    told = capsys.readouterr()
+    said = "Of 1.2 MiB that travel, a round carries one of 2 parts, at most 750.0 KiB; the next one's is 4 steps later."
+    assert said in " ".join((told.out + told.err).split())
+    show_dry_run(Submitted(job=JOB, members=MEMBERS, notes=()), (), {}, found, json=True)
+    assert json.loads(capsys.readouterr().out)["rounds"] == {"bytes_max": 768000, "bytes_of_all": 1280000, "steps": 4}
+
+
+def test_parts_that_take_turns_are_refused_where_something_else_says_what_travels() -> None:
+    with pytest.raises(CliError, match=r"does not go with --masks or mt\.Progressive"):
+        in_parts("diloco:8,stream=2", masks="0.5").check_suits()
+    with pytest.raises(CliError, match="use another, such as int8 or topk"):
+        in_parts("diloco:8,stream=2", codec="powersgd").check_suits()
+    with pytest.raises(CliError, match="use stream=3 or less"):
+        replace(in_parts("diloco:8,stream=2"), sync=sync_settings("diloco:8,stream=4")).check_suits()
+    in_parts("diloco:8,stream=2,tau=4", codec="int8").check_suits()
+
+
+def test_less_memory_than_a_delay_takes_is_enough_without_it() -> None:
+    late = in_parts("diloco:8,stream=2,tau=1")
+    without = in_parts("diloco:8,stream=2").needed().total_bytes
+    assert without < late.needed().total_bytes
+    assert replace(late, available=(without, sys.maxsize)).remedies() == ["--sync diloco:8,stream=2", "--on bert"]
+
+
+@pytest.mark.usefixtures("project")
+def test_parts_that_take_turns_are_sent_or_refused(endpoint: Endpoint) -> None:
+    assert sent(endpoint, "--sync", "diloco:8,stream=4,tau=2").sync == "diloco:8,stream=4,tau=2"
+    for options, said in (
+        (("--masks", "0.5"), "does not go with --masks or mt.Progressive"),
+        (("--codec", "powersgd"), "use another, such as int8 or topk"),
+    ):
+        wrong = run("submit", "--sync", "diloco:8,stream=4", *options, "train.py")
+        assert wrong.exit_code == 2
+        assert said in wrong.stderr
 
 
 def test_every_part_of_the_memory_is_explained() -> None:

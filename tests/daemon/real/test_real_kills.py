@@ -1,4 +1,5 @@
-"""Real learners and daemons are killed under modes whose optimizers keep more than weights: 1-bit Adam, and MuLoCo."""
+"""Real learners and daemons are killed under modes that keep more than weights and gradients: 1-bit Adam, MuLoCo, and
+parts of a model that take turns."""
 
 import math
 import time
@@ -46,6 +47,7 @@ def mesh() -> Iterator[ChaosMesh]:
     [
         pytest.param("bsp", "onebit:momentum,warmup=5", id="1-bit Adam"),
         pytest.param("muloco:2", None, id="muloco", marks=pytest.mark.long),
+        pytest.param("diloco:6,stream=3,tau=1", "int8", id="parts in turns"),
     ],
 )
 def test_what_an_optimizer_keeps_survives_kills_and_a_round_with_nan(

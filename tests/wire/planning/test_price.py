@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from meshwire.codecs.registry import FP32, parse_codec
 from meshwire.codecs.spec import CodecSpec
 from meshwire.collectives.strategy import TOPOLOGIES, collective_for, topologies_for, topology_of
+from meshwire.model.fragments import manifest_under
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.masks import masks_of, travel_of
 from meshwire.planning.choose import EVERY, chosen, job_settings, legal_settings, priced
@@ -92,6 +93,41 @@ def test_a_bound_hides_the_round_of_a_period_behind_the_next_one() -> None:
     late = price(overlapped, quick(cables(2, 1e15, rtt_s=10 * period_s)), trace)
     assert late.step_s == pytest.approx((10 * period_s + trace.copy_s) / 2 / 8, rel=0.01)
     assert hidden.sent_bytes == pytest.approx((VECTOR_BYTES / 8,) * 2, rel=0.001)
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+def test_parts_that_take_turns_send_as_much_in_smaller_rounds(parts: int) -> None:
+    """R9: of every H steps the bytes are those of one round of all; on the air at once is a part of them."""
+    trace, rate = step(), VECTOR_BYTES / 10
+    found = price(job_settings("fp32", f"local:8,stream={parts}"), quick(cables(2, rate, 0.0)), trace)
+    assert found.sent_bytes == pytest.approx((VECTOR_BYTES / 8,) * 2, rel=0.001)
+    assert found.burst_bytes == pytest.approx(VECTOR_BYTES / parts, rel=0.001)
+    a_step_s = trace.alone_s + (parts * trace.copy_s + VECTOR_BYTES / rate) / 8
+    assert found.step_s == pytest.approx(a_step_s, rel=0.001)
+    whole = price(job_settings("fp32", "local:8"), quick(cables(2, rate, 0.0)), trace)
+    assert whole.burst_bytes == pytest.approx(VECTOR_BYTES, rel=0.001)
+
+
+def test_a_delay_hides_a_round_behind_so_many_steps() -> None:
+    trace = step()
+    settings_ = job_settings("fp32", "local:8,stream=4,tau=2")
+    two_steps = 2 * trace.alone_s
+    hidden = price(settings_, quick(cables(2, VECTOR_BYTES / 4 / (0.9 * two_steps), 0.0)), trace)
+    assert hidden.step_s == pytest.approx(trace.alone_s + trace.copy_s / 2, rel=0.001)
+    late = price(settings_, quick(cables(2, VECTOR_BYTES / 4 / (3 * two_steps), 0.0)), trace)
+    assert late.step_s == pytest.approx(trace.alone_s + (trace.copy_s + 2 * two_steps) / 2, rel=0.001)
+
+
+def test_a_plan_prices_other_modes_of_a_model_that_was_measured_in_parts() -> None:
+    """Which parts travel belongs to the mode, not to the model."""
+    in_parts = Pricing(manifest_under(manifest(), sync_settings("local:8,stream=4")), PRICES)
+    network = quick(cables(2, VECTOR_BYTES / 10, 0.0))
+    for sync in ("bsp", "local:8", "local:8,stream=2"):
+        settings_ = job_settings("fp32", sync)
+        assert in_parts.price(settings_, (step(),) * 2, network) == price(settings_, network)
+    assert ("fp32", "ssp:2") in {(str(each.codec), each.sync.text()) for each in legal_settings(in_parts.manifest)}
+    tried = (Tried("powersgd", "local:8,stream=4"), Tried("int8", "local:8,stream=4"))
+    assert {str(each.codec) for each in legal_settings(manifest(), tried)} == {"int8"}
 
 
 def test_a_bound_hides_rounds_up_to_as_many_steps_and_never_more_than_a_link_can_take() -> None:

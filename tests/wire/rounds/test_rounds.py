@@ -58,6 +58,7 @@ def machine(
     visibility: Visibility = "eager",
     unapplied_max: int = 1 << 30,
     ends_early: bool = False,
+    overlaps: bool = False,
 ) -> RoundMachine:
     return RoundMachine(
         RoundSettings(
@@ -72,6 +73,7 @@ def machine(
             visibility=visibility,
             unapplied_max=unapplied_max,
             ends_early=ends_early,
+            overlaps=overlaps,
         )
     )
 
@@ -334,6 +336,36 @@ def test_a_called_period_is_ended_and_not_passed_over() -> None:
     one.handle(MessageReceived(1, bind(3)), 1.3)
     one.handle(MessageReceived(1, Call(round=3)), 1.3)
     assert one.handle(StartStep(2), 1.4) == [PeriodCalled(2)], "begun again, under its number"
+
+
+def test_a_round_that_overlaps_is_applied_within_the_next_period_and_not_before() -> None:
+    """R9: however soon it is complete, the next period begins without it; its steps then say when."""
+    one = machine(s=1, straggler="wait", overlaps=True)
+    step(one, 1, 0.0, 1.0)
+    one.handle(MessageReceived(1, bind(1)), 1.0)
+    one.handle(MessageReceived(1, seal(1)), 1.0)
+    results(one, 1, 0b11, 2.0, 1.0)
+    assert (one.complete, one.visible) == (1, 0)
+    assert isinstance(one.handle(RoundApplied(1), 1.0)[0], ProtocolError)
+    assert one.may_start()[0]
+    one.handle(StartStep(2), 1.1)
+    assert one.visible == 1
+    assert not [each for each in one.handle(RoundApplied(1), 1.5) if isinstance(each, ProtocolError)]
+    bound = one.handle(BucketReady(2, 0, weight=1.0), 2.0)
+    assert isinstance(bound[0], Broadcast)
+    assert isinstance(bound[0].message, Bind)
+    assert (bound[0].message.round, bound[0].message.base) == (2, 0), "R0: of when the period began"
+    one.handle(BucketReady(2, 1, weight=1.0), 2.0)
+    one.handle(StepSealed(2, b"\x01", (0,)), 2.0)
+    assert one.may_start()[0], "round 2 is on its way"
+
+
+def test_without_overlap_no_round_is_applied_within_a_step() -> None:
+    one = machine(members=1, s=1, straggler="wait")
+    step(one, 1, 0.0, 1.0)
+    one.handle(StartStep(2), 1.0)
+    results(one, 1, 0b1, 1.0, 1.5)
+    assert isinstance(one.handle(RoundApplied(1), 1.5)[0], ProtocolError)
 
 
 def test_a_period_that_has_ended_is_called_at_once() -> None:

@@ -114,6 +114,44 @@ def test_periods_that_overlap_with_their_exchange(sync: str) -> None:
     assert (fixed.straggler, fixed.own, fixed.lockstep) == ("wait", "0", True)
 
 
+@pytest.mark.parametrize(
+    ("sync", "steps"),
+    [("diloco:8,stream=4", 2), ("local:8,stream=8", 1), ("muloco:8,stream=1", 8), ("diloco:8,rate=0.5,stream=2", 4)],
+)
+def test_parts_of_a_model_take_turns(sync: str, steps: int) -> None:
+    """R9: each has a round every H steps, so a round comes every H/P. With a delay one is on its way."""
+    made = sync_settings(sync)
+    assert (made.text(), made.round_steps, made.steps_in(1), made.overlaps) == (sync, steps, steps, False)
+    assert (made.staleness, made.lockstep, made.ends_early) == (0, True, False)
+    for delay in (1, steps):
+        late = sync_settings(f"{sync},tau={delay}")
+        assert late.text() == f"{sync},tau={delay}"
+        assert late.overlaps
+        assert (late.staleness, late.straggler, late.own, late.ends_early) == (1, "wait", "0", False)
+        assert late.lockstep
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"fragments": 3},
+        {"period": 0},
+        {"delay": 5},
+        {"delay": 1, "fragments": 0},
+        {"staleness": 0},
+        {"staleness": 2},
+        {"straggler": "carry"},
+        {"delay": 0},
+    ],
+)
+def test_parts_from_another_peer_are_checked(changes: dict[str, Any]) -> None:
+    """It may send what nobody can type."""
+    made = sync_settings("local:8,stream=2,tau=1").model_dump()
+    assert SyncSettings.load(made) == sync_settings("local:8,stream=2,tau=1")
+    with pytest.raises(ValidationError):
+        SyncSettings.load(made | changes)
+
+
 def test_a_period_of_one_step_cannot_end_early() -> None:
     assert not SyncSettings(period=8, straggler="carry").ends_early, "a peer may send what nobody can type"
     assert sync_settings("local:8,after=7,ssp:1").text() == "local:8,after=7,ssp:1"
@@ -168,6 +206,12 @@ def test_rounds_without_a_bound_are_refused_with_the_reason() -> None:
             "diloco:8,momentum=1",
             "diloco:8,nesterov",
             "ssp:2,rate=1",
+            "ssp:2,stream=2",
+            "local:2,stream=0",
+            "local:2,stream=65",
+            "local:2,stream",
+            "local:2,stream=2,stream=2",
+            "local:2,stream=2,tau=0",
         ),
     ],
 )
@@ -199,6 +243,18 @@ def test_other_modes_are_refused_with_what_is_possible(sync: str) -> None:
             {"sync": "local:8,ssp:1", "shares": "speed"},
             "--shares speed with --sync local:8,ssp:1: a slower laptop takes fewer local steps",
         ),
+        (
+            {"sync": "diloco:8,stream=3"},
+            "3 parts cannot take turns within 8 steps.* use stream=1, 2, 4, 8, or another H",
+        ),
+        ({"sync": "diloco:8,stream=4,tau=3"}, "begins after 2 steps.* use tau from 1 to 2"),
+        ({"sync": "local:8,tau=2"}, "tau=T is of parts that take turns: use local:8,stream=4,tau=2"),
+        ({"sync": "sparseloco:8,stream=2"}, "omit ,stream=, or use diloco:H or local:H with it"),
+        ({"sync": "local:8,after=3,stream=2"}, ",stream= does not go with ,after=3"),
+        ({"sync": "local:8,stream=2,ssp:1"}, ",stream= does not go with ,ssp:1"),
+        ({"sync": "local:8,stream=2,tau=1", "own": "1"}, "--own 1 with --sync .* is settled there"),
+        ({"sync": "local:8,stream=2,tau=1", "visibility": "fixed"}, "--visibility fixed with --sync .* is settled"),
+        ({"sync": "local:8,stream=2,tau=1", "straggler": "carry"}, "--straggler carry needs a bound"),
         ({"sync": "ssp:2", "straggler": "drop"}, "--straggler drop: use carry or wait"),
         ({"sync": "ssp:2", "visibility": "x"}, "--visibility x: use eager or fixed"),
         ({"sync": "ssp:2", "own": "1/2"}, "--own 1/2: use 0 or 1/m or 1"),

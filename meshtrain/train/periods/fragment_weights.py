@@ -1,0 +1,142 @@
+"""The weights that a learner's own steps move where parts of the model take turns (`--sync diloco:H,stream=P`).
+
+Streaming DiLoCo (Douillard et al. 2025, arXiv 2501.18512, algorithm 2). A round is of one fragment: it carries the
+fragment's base - its local weights, and the outer optimizer steps that part of the base. All other fragments go on from
+their local weights, each apart from its base by what its learner has done since its own last round.
+
+With a delay tau the learner goes on while the fragment's round is under way. Tau local steps later, theta = alpha *
+local + (1 - alpha) * base, with alpha = 1/2 as the paper has it: so half of what the learner has and the others lack
+stays, the steps made meanwhile with it, and is part of what the fragment carries H steps later.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from meshtrain.train.periods.local_weights import copies_of, in_full_precision
+from meshwire.messages.learner import RoundDone
+
+OWN_PART = 0.5  # alpha
+
+
+class FragmentWeights:
+    """Keeps the base beside the parameters while these are stepped on locally, fragment by fragment.
+
+    Args:
+        parameters: that are trained; they hold the base.
+        fragments: which of them each fragment has, by their positions. Round k carries fragment (k - 1) mod P.
+
+    Attributes:
+        in_flight: the step whose round is on its way and not taken in; 0: none is.
+    """
+
+    def __init__(self, parameters: Sequence[torch.Tensor], fragments: Sequence[Sequence[int]]) -> None:
+        self._parameters = list(parameters)
+        self._fragments = [list(fragment) for fragment in fragments]
+        self._beside = copies_of(parameters)  # the base, or with `_shows_base` the local weights
+        self._shows_base = True
+        self._samples = [0.0] * len(fragments)  # behind what each is apart from its base by
+        self._own_part = 0.0
+        self.in_flight = 0
+
+    @property
+    def apart(self) -> bool:
+        """Whether local steps have moved a fragment since its last round began."""
+        return any(self._samples)
+
+    def weight(self, round_: int, samples: float, *, moved: bool) -> float:
+        """What a round weighs that begins: all samples behind the change of its fragment.
+
+        Args:
+            samples: of the period that ends, or of the last one.
+            moved: whether there is one: whether local steps were taken since the round before.
+        """
+        if moved:
+            self._samples = [each + samples for each in self._samples]
+        return self._samples[self._index(round_)] or samples
+
+    @torch.no_grad()
+    def difference(self, position: int) -> torch.Tensor:
+        """Base - local weights of the parameter at `position`, at least in fp32."""
+        base, local = self._beside[position], self._parameters[position]
+        if self._shows_base:
+            base, local = local, base
+        return in_full_precision(base).sub(local)
+
+    def keep(self, step: int, round_: int) -> None:
+        """The contribution of this step is on its way into a round. What local steps do from now on is for the
+        fragment's next one."""
+        self._samples[self._index(round_)] = 0.0
+        self.in_flight = step
+
+    @contextmanager
+    def mixing(self) -> Iterator[None]:
+        """Inside, a round that is taken in leaves half of what a fragment's local weights are apart from its base."""
+        self._own_part = OWN_PART
+        try:
+            yield
+        finally:
+            self._own_part = 0.0
+
+    @torch.no_grad()
+    def follow(self, done: RoundDone) -> None:
+        """The base, which the parameters hold, is that after this round: so are the local weights of its fragment,
+        but for what `mixing` leaves. After a void round they begin again from it (V1)."""
+        own_part = 0.0 if done.void else self._own_part
+        index = self._index(done.round)
+        for position in self._fragments[index]:
+            local, base = self._beside[position], self._parameters[position]
+            if own_part:
+                local.lerp_(base, 1.0 - own_part)
+            else:
+                local.copy_(base)
+        if not own_part:
+            self._samples[index] = 0.0
+
+    @torch.no_grad()
+    def show_base(self) -> None:
+        """The parameters hold the base, and may be stepped as such. Local weights are kept."""
+        if not self._shows_base:
+            self._swap()
+            self._shows_base = True
+
+    @torch.no_grad()
+    def show_view(self) -> None:
+        """The parameters hold the local weights."""
+        if self._shows_base:
+            self._swap()
+            self._shows_base = False
+
+    def begin_step(self, newest_squared_norm: float) -> None:
+        """Nothing: a period goes on from where the local weights are."""
+
+    def end_period(self) -> None:
+        """Nothing: the round that is taken in has moved its fragment."""
+
+    def drop(self, step: int) -> None:
+        """The round of this step is in the base, or nobody waits for it any more."""
+        if step == self.in_flight:
+            self.in_flight = 0
+
+    @torch.no_grad()
+    def begin_anew(self) -> None:
+        """The parameters hold the base, and all local weights begin again from it."""
+        self.show_base()
+        for beside, base in zip(self._beside, self._parameters, strict=True):
+            beside.copy_(base)
+        self._samples = [0.0] * len(self._fragments)
+
+    def clear(self) -> None:
+        """No period is on its way any more, and local weights count no more."""
+        self.begin_anew()
+        self.in_flight = 0
+
+    def _index(self, round_: int) -> int:
+        return (round_ - 1) % len(self._fragments)
+
+    def _swap(self) -> None:
+        for parameter, beside in zip(self._parameters, self._beside, strict=True):
+            held = parameter.clone(memory_format=torch.preserve_format)
+            parameter.copy_(beside)
+            beside.copy_(held)
