@@ -1,6 +1,6 @@
 """The weights that a learner's own steps move with a period (`--sync local:H` and its kin), and what lies beside."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum
 
 import torch
@@ -37,9 +37,7 @@ class LocalWeights:
     @torch.no_grad()
     def difference(self, position: int) -> torch.Tensor:
         """Start - local weights of the parameter at `position`, at least in fp32: what a period contributes."""
-        local, base = self._parameters[position], self._beside[position]
-        if self._held is _ParametersHold.LENT:
-            local, base = base, local
+        local, base = self._pair(position)
         start = base if self._start is None else self._start[position]
         return _precise(start).sub(local)
 
@@ -76,8 +74,15 @@ class LocalWeights:
         self.end_period()
         self._own.begin_step(newest_squared_norm)
 
+    def take_part(self, members: int) -> None:
+        """The change of this period is in a round of so many members, which is about to go into the base."""
+
     def end_period(self) -> None:
         """The parameters hold the base, and local weights count no more."""
+        self.give_up()
+
+    def give_up(self) -> None:
+        """As `end_period`, where the local steps are lost, too: the next period begins on the base."""
         self.show_base()
         self._held = _ParametersHold.BASE
 
@@ -87,8 +92,16 @@ class LocalWeights:
 
     def clear(self) -> None:
         """No period is on its way any more."""
-        self.end_period()
+        self.give_up()
         self._own.clear()
+
+    def pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """(local weights, base) of each parameter, to be changed in place. Where there are local weights."""
+        return map(self._pair, range(len(self._parameters)))
+
+    def _pair(self, position: int) -> tuple[torch.Tensor, torch.Tensor]:
+        held, beside = self._parameters[position], self._beside[position]
+        return (beside, held) if self._held is _ParametersHold.LENT else (held, beside)
 
     def _swap(self) -> None:
         for parameter, beside in zip(self._parameters, self._beside, strict=True):

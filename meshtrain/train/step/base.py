@@ -46,7 +46,8 @@ class WorkingWeights(Protocol):
         """
 
     def drop(self, step: int) -> None:
-        """This step of the learner is in the base, or never will be: it counts no more beside the base."""
+        """This step of the learner is in the base, or never will be: it counts no more beside the base. 0: a round is
+        in the base that this learner is not in."""
 
     def clear(self) -> None:
         """No step is on its way any more."""
@@ -144,8 +145,7 @@ class Base:
         self.applied = done.round
         if not done.void:
             self.squared_norm = done.squared_norm
-        if done.step:
-            self.view.drop(done.step)
+        self.view.drop(done.step)
         self.kept.clean(done.round)
         self._channel.tell(LearnerApplied(round=done.round), more=True)  # the step's end follows, or a wait
         if self._hash_every and done.round % self._hash_every == 0:

@@ -122,6 +122,7 @@ class LocalStep:
         if self._waits:
             done = contribution.wait_round()
             if done is not None:
+                weights.take_part(done.contributors.bit_count())
                 self._base.apply(done)
             lost = done is None or done.void
         else:
@@ -166,6 +167,7 @@ class LocalStep:
     def _forget_local_steps(self) -> None:
         """Those of a period that is in no round. What has made the weights infinite or NaN is in the optimizer's state
         as well."""
+        self._weights.give_up()
         self._base.buffers.restore()
         if self._contribution.poisoned:
             self._own.forget()

@@ -22,6 +22,7 @@ from meshtrain.train.optim.own_steps import OwnSteps
 from meshtrain.train.optim.sign_sgd import OnSigns
 from meshtrain.train.optim.stale_view import StaleView
 from meshtrain.train.partial.progressive import Progressive
+from meshtrain.train.periods.central_average import CentralAverage
 from meshtrain.train.periods.inner_muon import WithMuon
 from meshtrain.train.periods.local_weights import LocalWeights
 from meshtrain.train.step.base import Base
@@ -109,7 +110,7 @@ def _local_rounds(parts: EngineParts, progress: RoundProgress) -> Engine:
     assert outer is not None
     buffers = ModelBuffers(means.tensors, means.plan, parts.sync.staleness)
     outer_step = OptimizerStep(outer)
-    weights = LocalWeights(
+    weights = (CentralAverage if parts.sync.central else LocalWeights)(
         means.parameters(), OwnSteps(means.parameters(), outer_step, parts.options, parts.coefficient)
     )
     # Options of the script's optimizer are its learner's own, as its state is; those of the outer one are constant.

@@ -21,6 +21,9 @@ OUTER_MOMENTUM_MAX = 0.999
 DILOCO_RATE = 0.7
 DILOCO_MOMENTUM = 0.9
 
+# The central model's, as CROSSBOW's code has it (Koliousis et al. 2019, arXiv 1901.02244; `kernels/optimisers/sma.cu`)
+SMA_MOMENTUM = 0.9
+
 
 class SyncSettings(Wire):
     """Equal on all members of a job. Made by `sync_settings`, which refuses what does not go together."""
@@ -50,6 +53,8 @@ class SyncSettings(Wire):
     """With a period, a small part of what local steps have changed travels, and the rest fades (SparseLoCo)."""
     muon: bool = False
     """With a period, Muon takes the local steps of hidden matrices (MuLoCo)."""
+    central: bool = False
+    """With a period, a learner's own weights go on, a step towards the base, and do not begin again there (SMA)."""
 
     @model_validator(mode="before")
     @classmethod
@@ -96,6 +101,9 @@ class SyncSettings(Wire):
             return f"sparseloco:{self.period}"
         if self.muon:
             return f"muloco:{self.period}"
+        if self.central:
+            other = self.outer_momentum != SMA_MOMENTUM
+            return f"sma:{self.period}" + f",momentum={_plain(self.outer_momentum)}" * other
         if (self.outer_rate, self.outer_momentum) == (1.0, 0.0):
             return f"local:{self.period}"
         rate = f",rate={_plain(self.outer_rate)}" if self.outer_rate != DILOCO_RATE else ""
@@ -136,6 +144,12 @@ def sync_settings(
             raise ValueError(f"--{name} {given[name]}: use {' or '.join(values)}")
     if staleness == 0 and straggler == "carry":
         raise ValueError(f"--straggler carry needs a bound above 0, and --sync {sync} has none: use --sync ssp:2 (R7)")
+    if mode.central and staleness:
+        raise ValueError(
+            f"--sync {sync}: a laptop's own weights take a step towards the model of before their round, and with a "
+            f"bound above 0 they would have gone on before it is there: use --sync sma:{period}, which waits, or "
+            f"local:{period},ssp:{staleness} (R9)"
+        )
     if period and not staleness and (visibility == "fixed" or own is not None):
         refused = f"--own {own}" if own is not None else "--visibility fixed"
         raise ValueError(
@@ -167,6 +181,7 @@ def sync_settings(
             "outer_momentum": mode.outer_momentum,
             "sparse": mode.sparse,
             "muon": mode.muon,
+            "central": mode.central,
             "signs": mode.signs,
         }
     )
@@ -186,6 +201,7 @@ class _Mode(NamedTuple):
     sparse: bool = False
     muon: bool = False
     signs: bool = False
+    central: bool = False
 
 
 _KINDS = {
@@ -193,8 +209,12 @@ _KINDS = {
     "diloco": _Mode(outer_rate=DILOCO_RATE, outer_momentum=DILOCO_MOMENTUM),
     "sparseloco": _Mode(sparse=True),
     "muloco": _Mode(outer_rate=DILOCO_RATE, outer_momentum=DILOCO_MOMENTUM, muon=True),
+    "sma": _Mode(outer_momentum=SMA_MOMENTUM, central=True),
 }
 """What goes with a period, by the word in front of it."""
+
+_NUMBERS = {"diloco": ("rate", "momentum"), "sma": ("momentum",)}
+"""Which numbers of the outer step can be typed, by that word."""
 
 
 def _mode(sync: str) -> _Mode:
@@ -205,7 +225,7 @@ def _mode(sync: str) -> _Mode:
     kind, _, number = first.partition(":")
     if kind == "ssp" and not options and (bound := _count(number, 0, limits.STALENESS_MAX)) is not None:
         return _Mode(staleness=bound)
-    period = _count(number, 1, limits.PERIOD_MAX)
+    period = 1 if first == "sma" else _count(number, 1, limits.PERIOD_MAX)
     if kind in _KINDS and period is not None:
         made = _with_options(_KINDS[kind]._replace(period=period), kind, options)
         if made is not None:
@@ -217,9 +237,10 @@ def _mode(sync: str) -> _Mode:
         )
     raise ValueError(
         f"--sync {sync}: use bsp; demo; ssp:S with a bound S from 0 to {limits.STALENESS_MAX}, such as ssp:2; or "
-        f"local:H, diloco:H, sparseloco:H or muloco:H with a period H from 1 to {limits.PERIOD_MAX} steps, such as "
-        "sparseloco:30, behind which ,ssp:S lets periods overlap with their exchange, for diloco ,rate=0.7 and "
-        ",momentum=0.9 set the outer step, and for local ,after=N has the first N rounds come after each step"
+        f"local:H, diloco:H, sparseloco:H, muloco:H or sma:H with a period H from 1 to {limits.PERIOD_MAX} steps, such "
+        "as sparseloco:30, behind which ,ssp:S lets periods overlap with their exchange, but for sma, for diloco "
+        ",rate=0.7 and ,momentum=0.9 set the outer step, for sma ,momentum=0.9 alone does, and for local ,after=N has "
+        "the first N rounds come after each step"
     )
 
 
@@ -239,7 +260,7 @@ def _with_options(mode: _Mode, kind: str, options: list[str]) -> _Mode | None:
             if rounds is None:
                 return None
             mode = mode._replace(after=rounds)
-        elif kind == "diloco" and name in ("rate", "momentum") and (value := _number(text)) is not None:
+        elif name in _NUMBERS.get(kind, ()) and (value := _number(text)) is not None:
             if not (0 < value <= OUTER_RATE_MAX if name == "rate" else value <= OUTER_MOMENTUM_MAX):
                 return None
             mode = mode._replace(outer_rate=value) if name == "rate" else mode._replace(outer_momentum=value)

@@ -316,7 +316,7 @@ def test_a_state_holds_what_belongs_to_the_base(sync: str, tmp_path: Path) -> No
         assert_equal([*whole, *run(daemon, 6)])
 
 
-@pytest.mark.parametrize("sync", ["local:3"])
+@pytest.mark.parametrize("sync", ["local:3", "sma:3"])
 def test_a_state_that_is_saved_in_a_barrier_changes_nothing(sync: str, tmp_path: Path) -> None:
     """J1, R9: the parameters hold the local weights again when the learner goes on."""
     ends = []
