@@ -21,8 +21,9 @@ OUTER_MOMENTUM_MAX = 0.999
 DILOCO_RATE = 0.7
 DILOCO_MOMENTUM = 0.9
 
-# The central model's, as CROSSBOW's code has it (Koliousis et al. 2019, arXiv 1901.02244; `kernels/optimisers/sma.cu`)
-SMA_MOMENTUM = 0.9
+# The central model's. CROSSBOW's code has 0.9 (Koliousis et al. 2019, arXiv 1901.02244; `kernels/optimisers/sma.cu`),
+# after each step; after several it overshoots: tests/bench/results/codec_studies.md
+SMA_MOMENTUM = 0.5
 
 
 class SyncSettings(Wire):
@@ -239,7 +240,7 @@ def _mode(sync: str) -> _Mode:
         f"--sync {sync}: use bsp; demo; ssp:S with a bound S from 0 to {limits.STALENESS_MAX}, such as ssp:2; or "
         f"local:H, diloco:H, sparseloco:H, muloco:H or sma:H with a period H from 1 to {limits.PERIOD_MAX} steps, such "
         "as sparseloco:30, behind which ,ssp:S lets periods overlap with their exchange, but for sma, for diloco "
-        ",rate=0.7 and ,momentum=0.9 set the outer step, for sma ,momentum=0.9 alone does, and for local ,after=N has "
+        ",rate=0.7 and ,momentum=0.9 set the outer step, for sma ,momentum=0.5 alone does, and for local ,after=N has "
         "the first N rounds come after each step"
     )
 

@@ -5,11 +5,12 @@ import torch
 
 from meshwire.codecs.registry import parse_codec
 from meshwire.sync_modes.codec_for_mode import suits
-from meshwire.sync_modes.mode import SMA_MOMENTUM, sync_settings
+from meshwire.sync_modes.mode import sync_settings
 from tests.bench.simulated_rounds import SimulatedRounds
 
 MEMBERS = 4
 SIDE = 64
+MOMENTUM = 0.9  # CROSSBOW's
 
 
 def spread_after(codec: str, rounds: int) -> float:
@@ -21,7 +22,7 @@ def spread_after(codec: str, rounds: int) -> float:
     for _ in range(rounds):
         mean = torch.from_numpy(exchange.mean([(z - w).numpy() for w in own]))
         own = [w.lerp(z, 1 / MEMBERS) for w in own]
-        z, before = z - mean + SMA_MOMENTUM * (z - before), z
+        z, before = z - mean + MOMENTUM * (z - before), z
     return max(float((w - z).norm()) for w in own) / SIDE
 
 

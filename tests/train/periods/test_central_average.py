@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from meshtrain.train.session import LearnerSession
+from meshwire.sync_modes.mode import SMA_MOMENTUM
 from tests.tiers import mostly_slow
 from tests.train.localdaemon import LocalDaemon
 from tests.train.replicas import adamw, assert_equal, distance, net, sgd
@@ -105,7 +106,7 @@ def epochs_of(make: Make, members: int, total: int, **spec: Any) -> tuple[LocalD
     ("members", "total", "sync"),
     [
         (2, 41, "sma:3"),
-        (3, 50, "sma:2,momentum=0.5"),
+        (3, 50, "sma:2,momentum=0.9"),
         (3, 47, "sma:4,momentum=0"),
         (2, 24, "sma"),
         (1, 20, "sma:2"),
@@ -222,7 +223,7 @@ def test_the_first_round_is_that_of_local_sgd(sync: str) -> None:
 def test_a_learner_that_begins_from_a_state_begins_on_the_base(tmp_path: Path) -> None:
     """J1, O8: its own weights are in no state. The central model's momentum is; what others' weights were is lost with
     all of them."""
-    reference = Crossbow(sgd, 2, 0.9)
+    reference = Crossbow(sgd, 2, SMA_MOMENTUM)
     batches = lambda first: [[batch(100 * rank + first + n) for n in range(3)] for rank in range(2)]  # noqa: E731
 
     def run(daemon: LocalDaemon, first: int, last: int) -> list[nn.Sequential]:
@@ -269,7 +270,7 @@ def test_a_void_round_and_a_lost_step_begin_again_on_the_base() -> None:
         daemon.run(script)
         verdicts = [each.done is not None and each.done.void for each in daemon.rounds.rounds.values()]
         assert verdicts == [False, True, False, False]
-    reference = Crossbow(sgd, 2, 0.9)
+    reference = Crossbow(sgd, 2, SMA_MOMENTUM)
     reference.round([[batch(10 * rank + number) for number in (0, 1)] for rank in range(2)])
     for rank in range(2):
         reference.begin_again(rank)
@@ -288,7 +289,7 @@ def test_a_void_round_and_a_lost_step_begin_again_on_the_base() -> None:
         daemon.lose(1, 2, retry=True)
         daemon.run(lossy)
         assert daemon.round == 3
-    reference = Crossbow(sgd, 2, 0.9)
+    reference = Crossbow(sgd, 2, SMA_MOMENTUM)
     reference.round([[batch(0), batch(1)], [batch(10), batch(11)]])
     reference.begin_again(1)
     reference.round([[batch(2), batch(3)], [batch(14), batch(15)]])
@@ -322,9 +323,9 @@ def test_who_was_not_in_a_round_begins_again_on_the_base() -> None:
         drawn = daemon.run(script)
         binds = [sorted(each.binds) for each in daemon.rounds.rounds.values()]
     assert binds == [[0, 1, 2], [1, 2], [0, 1, 2]]
-    reference = Crossbow(sgd, 3, 0.9)
+    reference = Crossbow(sgd, 3, SMA_MOMENTUM)
     reference.round([of[:2] for of in drawn])
-    others = Crossbow(sgd, 2, 0.9)
+    others = Crossbow(sgd, 2, SMA_MOMENTUM)
     others.learners, others.z, others.before = reference.learners[1:], reference.z, reference.before
     others.round([of[2:4] for of in drawn[1:]])
     reference.begin_again(0)

@@ -68,7 +68,7 @@ def test_text_is_what_is_typed(bound: int) -> None:
         ("diloco:30,rate=1.234567", 30, (1.234567, 0.9)),
         ("sparseloco:30", 30, (1.0, 0.0)),
         ("muloco:30", 30, (0.7, 0.9)),
-        ("sma:1", 1, (1.0, 0.9)),
+        ("sma:1", 1, (1.0, 0.5)),
         ("sma:8,momentum=0", 8, (1.0, 0.0)),
     ],
 )
@@ -124,7 +124,7 @@ def test_a_period_of_one_step_cannot_end_early() -> None:
 
 
 def test_an_average_that_own_weights_are_drawn_to_waits_for_its_round() -> None:
-    assert sync_settings("sma") == sync_settings("sma:1,momentum=0.9,ssp:0")
+    assert sync_settings("sma") == sync_settings("sma:1,momentum=0.5,ssp:0")
     assert sync_settings("sma:8,momentum=0").model_copy(update={"central": False}) == sync_settings("local:8")
     with pytest.raises(ValueError, match=r"--sync sma:8,ssp:1: .* use --sync sma:8, which waits, or local:8,ssp:1"):
         sync_settings("sma:8,ssp:1")
