@@ -60,6 +60,13 @@ def unflatten(vector: Values, tensors: Sequence[torch.Tensor]) -> list[torch.Ten
     return [piece.view_as(each) for piece, each in zip(pieces, tensors, strict=True)]
 
 
+@torch.no_grad()
+def hold(vector: Values, parameters: Sequence[torch.Tensor]) -> None:
+    """The parameters hold these values."""
+    for each, value in zip(parameters, unflatten(vector, parameters), strict=True):
+        each.copy_(value)
+
+
 def means_of(text: str, shapes: Shapes, members: int, optimizer: torch.optim.Optimizer) -> Means:
     """What makes means, of a codec as typed, or of another's method; it may take over the optimizer's momentum."""
     name, _, typed = text.partition(":")
@@ -106,6 +113,7 @@ def train(way: str, task_name: str, members: int, steps: int, seed: int, rate: f
     own_steps = [_own_step(model, each, sync, text) for each in optimizers]
     exchange = means_of(text, [tuple(each.shape) for each in parameters], members, optimizers[0])
     draws = [torch.Generator().manual_seed(1000 * seed + member) for member in range(members)]
+    own = [flat(parameters)] * members if sync.central else None  # weights that a round does not replace
 
     def step(member: int) -> None:
         model.zero_grad()
@@ -114,15 +122,17 @@ def train(way: str, task_name: str, members: int, steps: int, seed: int, rate: f
     for _ in range(steps // (period or 1)):
         base, parts = flat(parameters), []
         for member in range(members):
+            if own is not None:
+                hold(own[member], parameters)
             for _ in range(period or 1):
                 step(member)
                 if period:
                     own_steps[member].original()
             if period:
                 parts.append(base - flat(parameters))
-                with torch.no_grad():
-                    for each, value in zip(parameters, unflatten(base, parameters), strict=True):
-                        each.copy_(value)
+                if own is not None:
+                    own[member] = flat(parameters) + parts[-1] / members
+                hold(base, parameters)
             else:
                 added = (own_steps[0].contributed(each, each.grad, 1.0) for each in parameters)
                 parts.append(flat([each for each in added if each is not None]))

@@ -81,6 +81,28 @@ def _periods(members: int, ratio: str, found: str = "") -> Study:
     )
 
 
+def _averages(name: str, task: str, title: str, about: str, steps: int, found: str = "") -> Study:
+    return Study(
+        name,
+        f"Averages of models, {title}",
+        f"{about} Four members; `sma:H` as `--sync` has it, with its momentum of 0.5, or another.",
+        "With momentum 0.9, CROSSBOW's, the central model moves by 4/4.1 of the mean of local steps, by 4/5 without, "
+        "and it follows some rounds later: behind local:8 after so few rounds, most of all without momentum. With a "
+        "round after each step it is near to bsp. What CROSSBOW gains, small batches whose noise the average takes "
+        "out, shows late in a training, not here.",
+        task,
+        (
+            BASELINE,
+            *("fp32@8", "fp32@sma:8", "fp32@sma:8,momentum=0", "fp32@sma:8,momentum=0.9"),
+            *("fp32@sma:1", "fp32@sma:1,momentum=0.9", "fp32@diloco:8"),
+        ),
+        4,
+        steps,
+        3,
+        found=found,
+    )
+
+
 STUDIES = (
     Study(
         "brackets",
@@ -241,6 +263,10 @@ STUDIES = (
         "All lose by the smaller batches but MuLoCo least, 0.04: it is 0.15 ahead of DiLoCo in the same bytes and 0.19 "
         "behind a plain mean. SparseLoCo does not gain by three and a half times its bytes here: either way it is "
         "where DiLoCo is, at a third of the bytes.",
+    ),
+    _averages("averages", "gpt", "a small GPT", "AdamW at 2e-3, 15 rounds of eight local steps, or 120 rounds.", 120),
+    _averages(
+        "averages-table", "table", "a table", "SGD at 0.05 with momentum 0.9, 15 rounds of eight local steps.", 120
     ),
 )
 

@@ -121,7 +121,8 @@ def submit(
             "ssp:2 suits laptops. local:H: H steps on each device's own weights, then their mean. "
             "diloco:H: then DiLoCo's outer step; ,rate= and ,momentum= set it. "
             "sparseloco:H: the same with 200 times fewer bytes. muloco:H: with Muon in place of AdamW for hidden "
-            "matrices, and 16 times fewer. demo: plain SGD on "
+            "matrices, and 16 times fewer. sma:H: each device's own weights go on, and every H steps are drawn to a "
+            "central model, their mean with momentum. demo: plain SGD on "
             "the signs of momentum, of which next to nothing travels. Behind an H, ,ssp:1 lets the next H steps "
             "begin while the last ones travel, and who is slower take fewer; ,stream=P lets P parts of the model "
             "travel in turns, each every H steps, and ,tau=T each while T more steps are taken.",

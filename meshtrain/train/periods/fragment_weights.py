@@ -70,6 +70,9 @@ class FragmentWeights:
         self._samples[self._index(round_)] = 0.0
         self.in_flight = step
 
+    def take_part(self, members: int) -> None:
+        """Nothing: what a round leaves of the local weights is settled when it is in the base."""
+
     @contextmanager
     def mixing(self) -> Iterator[None]:
         """Inside, a round that is taken in leaves half of what a fragment's local weights are apart from its base."""

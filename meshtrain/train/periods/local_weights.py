@@ -1,6 +1,6 @@
 """The weights that a learner's own steps move with a period (`--sync local:H` and its kin), and what lies beside."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 
@@ -45,9 +45,7 @@ class LocalWeights:
     @torch.no_grad()
     def difference(self, position: int) -> torch.Tensor:
         """Start - local weights of the parameter at `position`, at least in fp32: what a period contributes."""
-        local, base = self._parameters[position], self._beside[position]
-        if self._held is _ParametersHold.LENT:
-            local, base = base, local
+        local, base = self._pair(position)
         start = base if self._start is None else self._start[position]
         return in_full_precision(start).sub(local)
 
@@ -95,13 +93,17 @@ class LocalWeights:
         self.end_period()
         self._own.begin_step(newest_squared_norm)
 
+    def take_part(self, members: int) -> None:
+        """The change of this period is in a round of so many members, which is about to go into the base."""
+
     def end_period(self) -> None:
         """The parameters hold the base, and local weights count no more."""
-        self.show_base()
-        self._held = _ParametersHold.BASE
+        self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Local weights count no more: with its period they all are gone already."""
+        """As `end_period`, where the local steps are lost, too: the next period begins on the base."""
+        self.show_base()
+        self._held = _ParametersHold.BASE
 
     def drop(self, step: int) -> None:
         """The period of this step is in the base, or will never be: the next one does not begin ahead by it."""
@@ -109,8 +111,16 @@ class LocalWeights:
 
     def clear(self) -> None:
         """No period is on its way any more."""
-        self.end_period()
+        self.begin_anew()
         self._own.clear()
+
+    def pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """(local weights, base) of each parameter, to be changed in place. Where there are local weights."""
+        return map(self._pair, range(len(self._parameters)))
+
+    def _pair(self, position: int) -> tuple[torch.Tensor, torch.Tensor]:
+        held, beside = self._parameters[position], self._beside[position]
+        return (beside, held) if self._held is _ParametersHold.LENT else (held, beside)
 
     def _swap(self) -> None:
         for parameter, beside in zip(self._parameters, self._beside, strict=True):

@@ -268,6 +268,7 @@ class StepBoundary:
             self.wait_start()
         else:
             self._started = self._contribution.step
+            self._show_view()  # a state may have been saved meanwhile
 
     def _show_view(self) -> None:
         if not self.bases:

@@ -138,6 +138,7 @@ class LocalStep:
         if self._waits:
             done = contribution.wait_round()
             if done is not None:
+                weights.take_part(done.contributors.bit_count())
                 self._base.apply(done)
             lost = done is None or done.void
         else:

@@ -22,6 +22,7 @@ from meshtrain.train.optim.own_steps import OwnSteps
 from meshtrain.train.optim.sign_sgd import OnSigns
 from meshtrain.train.optim.stale_view import StaleView
 from meshtrain.train.partial.progressive import Progressive
+from meshtrain.train.periods.central_average import CentralAverage
 from meshtrain.train.periods.fragment_weights import FragmentWeights
 from meshtrain.train.periods.inner_muon import WithMuon
 from meshtrain.train.periods.local_weights import LocalWeights
@@ -130,7 +131,8 @@ def _local_weights(parts: EngineParts, outer_step: OptimizerStep) -> LocalWeight
     parameters = parts.means.parameters()
     if parts.sync.fragments:
         return FragmentWeights(parameters, parts.means.positions_of_rounds(parts.sync.fragments))
-    return LocalWeights(parameters, OwnSteps(parameters, outer_step, parts.options, parts.coefficient))
+    kind = CentralAverage if parts.sync.central else LocalWeights
+    return kind(parameters, OwnSteps(parameters, outer_step, parts.options, parts.coefficient))
 
 
 def _base_step(parts: EngineParts) -> OptimizerStep:

@@ -40,6 +40,10 @@ _SPARSELOCO = _Own(
 # Four means of each 4096 values: 2 bits, with error feedback, as the paper's.
 _MULOCO = _Own("twobit")
 
+# SMA: a learner's own weights give up what they have sent, so what a codec keeps for later arrives when they have gone
+# on, and has the base overshoot. These keep nothing, or so little that the difference shrinks as with fp32.
+_OF_CENTRAL = ("fp32", "fp16", "bf16", "int8", "int4")
+
 
 def codec_of(sync: SyncSettings, typed: str | None) -> CodecSpec:
     """The codec that gradients travel in.
@@ -60,6 +64,12 @@ def codec_of(sync: SyncSettings, typed: str | None) -> CodecSpec:
         raise ValueError(
             f"--codec {typed} with --sync {sync.text()}: {own.why}: omit --codec, or use {own.family} with other "
             f"parameters, such as {own.usual}"
+        )
+    if sync.central and codec.name not in _OF_CENTRAL:
+        raise ValueError(
+            f"--codec {codec} with --sync {sync.text()}: a laptop's own weights have gone on when what it leaves for "
+            "later is sent, and the model would go too far: use "
+            f"{', '.join(_OF_CENTRAL[:-1])} or {_OF_CENTRAL[-1]}, or --sync local:{sync.period}"
         )
     if sync.period and codec.momentum:
         raise ValueError(
@@ -91,6 +101,8 @@ def suits(sync: SyncSettings, codec: CodecSpec) -> bool:
     """Whether a job in this mode can have this codec."""
     own = _own(sync)
     if sync.staleness and codec.two_phases:
+        return False
+    if sync.central and codec.name not in _OF_CENTRAL:
         return False
     if codec.of_momentum and (sync.staleness or sync.period or not codec.warmup):
         return False

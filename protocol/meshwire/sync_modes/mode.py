@@ -21,6 +21,10 @@ OUTER_MOMENTUM_MAX = 0.999
 DILOCO_RATE = 0.7
 DILOCO_MOMENTUM = 0.9
 
+# The central model's. CROSSBOW's code has 0.9 (Koliousis et al. 2019, arXiv 1901.02244; `kernels/optimisers/sma.cu`),
+# after each step; after several it overshoots: tests/bench/results/codec_studies.md
+SMA_MOMENTUM = 0.5
+
 
 class SyncSettings(Wire):
     """Equal on all members of a job. Made by `sync_settings`, which refuses what does not go together."""
@@ -55,6 +59,8 @@ class SyncSettings(Wire):
     DiLoCo). 0: all of it travels in each round."""
     delay: Annotated[int, Field(ge=0, le=limits.PERIOD_MAX)] = 0
     """tau: with fragments, a round is taken in exactly so many local steps after it was begun. 0: it is waited for."""
+    central: bool = False
+    """With a period, a learner's own weights go on, a step towards the base, and do not begin again there (SMA)."""
 
     @model_validator(mode="before")
     @classmethod
@@ -72,7 +78,7 @@ class SyncSettings(Wire):
     @model_validator(mode="after")
     def _check(self) -> Self:
         """Parts that take turns; another peer may send what nobody can type."""
-        if self.fragments and (not self.period or self.period % self.fragments):
+        if self.fragments and (not self.period or self.period % self.fragments or self.central):
             raise ValueError(f"{self.fragments} parts cannot take turns within {self.period} steps")
         if self.delay and (not self.fragments or self.delay > self.round_steps):
             raise ValueError(f"a round is taken in at most {self.round_steps} steps later, not {self.delay}")
@@ -126,6 +132,9 @@ class SyncSettings(Wire):
             return f"sparseloco:{self.period}"
         if self.muon:
             return f"muloco:{self.period}"
+        if self.central:
+            other = self.outer_momentum != SMA_MOMENTUM
+            return f"sma:{self.period}" + f",momentum={_plain(self.outer_momentum)}" * other
         if (self.outer_rate, self.outer_momentum) == (1.0, 0.0):
             return f"local:{self.period}"
         rate = f",rate={_plain(self.outer_rate)}" if self.outer_rate != DILOCO_RATE else ""
@@ -172,6 +181,12 @@ def sync_settings(
             f"{refused} with --sync {sync}: when a round is taken in, and what stays of the own weights then, is "
             "settled there: omit it (R9)"
         )
+    if mode.central and staleness:
+        raise ValueError(
+            f"--sync {sync}: a laptop's own weights take a step towards the model of before their round, and with a "
+            f"bound above 0 they would have gone on before it is there: use --sync sma:{period}, which waits, or "
+            f"local:{period},ssp:{staleness} (R9)"
+        )
     if period and not staleness and (visibility == "fixed" or own is not None):
         refused = f"--own {own}" if own is not None else "--visibility fixed"
         raise ValueError(
@@ -203,6 +218,7 @@ def sync_settings(
             "outer_momentum": mode.outer_momentum,
             "sparse": mode.sparse,
             "muon": mode.muon,
+            "central": mode.central,
             "signs": mode.signs,
             "fragments": mode.fragments,
             "delay": mode.delay,
@@ -226,6 +242,7 @@ class _Mode(NamedTuple):
     signs: bool = False
     fragments: int = 0
     delay: int = 0
+    central: bool = False
 
 
 _KINDS = {
@@ -233,8 +250,12 @@ _KINDS = {
     "diloco": _Mode(outer_rate=DILOCO_RATE, outer_momentum=DILOCO_MOMENTUM),
     "sparseloco": _Mode(sparse=True),
     "muloco": _Mode(outer_rate=DILOCO_RATE, outer_momentum=DILOCO_MOMENTUM, muon=True),
+    "sma": _Mode(outer_momentum=SMA_MOMENTUM, central=True),
 }
 """What goes with a period, by the word in front of it."""
+
+_NUMBERS = {"diloco": ("rate", "momentum"), "sma": ("momentum",)}
+"""Which numbers of the outer step can be typed, by that word."""
 
 
 def _mode(sync: str) -> _Mode:
@@ -245,7 +266,7 @@ def _mode(sync: str) -> _Mode:
     kind, _, number = first.partition(":")
     if kind == "ssp" and not options and (bound := _count(number, 0, limits.STALENESS_MAX)) is not None:
         return _Mode(staleness=bound)
-    period = _count(number, 1, limits.PERIOD_MAX)
+    period = 1 if first == "sma" else _count(number, 1, limits.PERIOD_MAX)
     if kind in _KINDS and period is not None:
         made = _with_options(_KINDS[kind]._replace(period=period), kind, options)
         if made is not None:
@@ -258,11 +279,12 @@ def _mode(sync: str) -> _Mode:
         )
     raise ValueError(
         f"--sync {sync}: use bsp; demo; ssp:S with a bound S from 0 to {limits.STALENESS_MAX}, such as ssp:2; or "
-        f"local:H, diloco:H, sparseloco:H or muloco:H with a period H from 1 to {limits.PERIOD_MAX} steps, such as "
-        "sparseloco:30, behind which ,ssp:S lets periods overlap with their exchange, for diloco ,rate=0.7 and "
-        ",momentum=0.9 set the outer step, and for local ,after=N has the first N rounds come after each step; for "
-        "local, diloco and muloco ,stream=P has P parts of the model take turns, and ,tau=T behind it has a part's "
-        f"round taken in T steps later, such as diloco:32,stream=4,tau=4 (P at most {limits.FRAGMENTS_MAX})"
+        f"local:H, diloco:H, sparseloco:H, muloco:H or sma:H with a period H from 1 to {limits.PERIOD_MAX} steps, such "
+        "as sparseloco:30, behind which ,ssp:S lets periods overlap with their exchange, but for sma, for diloco "
+        ",rate=0.7 and ,momentum=0.9 set the outer step, for sma ,momentum=0.5 alone does, and for local ,after=N has "
+        "the first N rounds come after each step; for local, diloco and muloco ,stream=P has P parts of the model take "
+        "turns, and ,tau=T behind it has a part's round taken in T steps later, such as diloco:32,stream=4,tau=4 (P at "
+        f"most {limits.FRAGMENTS_MAX})"
     )
 
 
@@ -277,6 +299,10 @@ def _check_fragments(mode: _Mode, sync: str) -> None:
         raise ValueError(
             f"--sync {sync}: sparseloco sends a small part of each value's change in each round, and no part of the "
             "model by itself: omit ,stream=, or use diloco:H or local:H with it"
+        )
+    if mode.central:
+        raise ValueError(
+            f"--sync {sync}: own weights of sma go on beside the base as a whole: omit ,stream=, or use local:H with it"
         )
     if mode.staleness or mode.after:
         other = f",ssp:{mode.staleness}" if mode.staleness else f",after={mode.after}"
@@ -316,7 +342,7 @@ def _with_options(mode: _Mode, kind: str, options: list[str]) -> _Mode | None:
             if number is None:
                 return None
             mode = mode._replace(fragments=number) if name == "stream" else mode._replace(delay=number)
-        elif kind == "diloco" and name in ("rate", "momentum") and (value := _number(text)) is not None:
+        elif name in _NUMBERS.get(kind, ()) and (value := _number(text)) is not None:
             if not (0 < value <= OUTER_RATE_MAX if name == "rate" else value <= OUTER_MOMENTUM_MAX):
                 return None
             mode = mode._replace(outer_rate=value) if name == "rate" else mode._replace(outer_momentum=value)

@@ -229,6 +229,29 @@ def test_a_learner_and_a_daemon_return_under_a_bound(mesh: ChaosMesh, tmp_path: 
     job.finish()
 
 
+def test_who_was_lost_returns_to_an_average_of_models(mesh: ChaosMesh, tmp_path: Path) -> None:
+    """sma:2 (O8, J1): own weights are lost with a learner, and with a daemon; the next process begins on the base."""
+    job = Broken(mesh, tmp_path, sync="sma:2", counts=False)
+    job.begin()
+    killed_s = time.monotonic()
+    assert mesh.daemons["bert"].kill_learner()
+    job.returns("bert", killed_s)
+    killed_s = time.monotonic()
+    mesh.daemons["cleo"].kill()
+    job.leave_out("cleo", ("anna", "bert"))
+    mesh.daemons["cleo"].start()
+    mesh.daemons["cleo"].wait()
+    job.returns("cleo", killed_s)
+    job.job.finish()
+    for name in NAMES:
+        summary = jobs.ended(mesh.daemons[name], job.job.id)
+        assert (summary.state, summary.replicas_equal) == ("succeeded", True), summary.error
+        assert summary.hashes_compared
+    last = [job.records(name)[-1] for name in NAMES]
+    assert len({record.digest for record in last}) == 1, "the bases are bit-equal"
+    assert all(math.isfinite(record.loss) for record in last)
+
+
 @pytest.mark.long
 @patience(2.0)
 def test_who_was_silent_is_left_out_and_returns(mesh: ChaosMesh, tmp_path: Path) -> None:

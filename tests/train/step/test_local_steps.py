@@ -316,6 +316,31 @@ def test_a_state_holds_what_belongs_to_the_base(sync: str, tmp_path: Path) -> No
         assert_equal([*whole, *run(daemon, 6)])
 
 
+@pytest.mark.parametrize("sync", ["local:3", "sma:3"])
+def test_a_state_that_is_saved_in_a_barrier_changes_nothing(sync: str, tmp_path: Path) -> None:
+    """J1, R9: the parameters hold the local weights again when the learner goes on."""
+    ends = []
+    for saved in (False, True):
+        replicas = [net() for _ in range(2)]
+
+        def script(session: LearnerSession, rank: int) -> None:
+            model, optimizer = session.prepare(replicas[rank], sgd(replicas[rank]))  # noqa: B023
+            for number in range(6):
+                step(model, optimizer, batch(100 * rank + number))
+            if rank == 1 and saved:  # noqa: B023
+                daemon.wait_until(lambda: daemon.rounds.learners[0].barrier is not None)
+                daemon.save(0, 1, tmp_path)
+                daemon.wait_until(lambda: bool(daemon.saved))
+            session.barrier()
+            for number in range(6, 12):
+                step(model, optimizer, batch(100 * rank + number))
+
+        with LocalDaemon(2, sync=sync) as daemon:
+            daemon.run(script)
+        ends.append(replicas[0])
+    assert_equal(ends)
+
+
 def test_rounds_of_local_steps_are_not_clipped_after_a_job_whose_were(tmp_path: Path) -> None:
     """O4, J2: a limit for gradients, saved under a bound, is none for what local steps have changed."""
     replicas = [net(), net()]

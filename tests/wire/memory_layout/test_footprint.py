@@ -88,7 +88,9 @@ def test_without_a_bound_there_is_no_view_and_one_raw_slot(coefficient: float) -
     assert made["raw_slots"] == made["result_slot"]
 
 
-@pytest.mark.parametrize(("sync", "outer_values"), [("local:8", 0), ("diloco:8", 1), ("diloco:8,momentum=0", 0)])
+@pytest.mark.parametrize(
+    ("sync", "outer_values"), [("local:8", 0), ("diloco:8", 1), ("diloco:8,momentum=0", 0), ("sma:8", 1)]
+)
 def test_local_steps_keep_the_base_beside_them(sync: str, outer_values: int) -> None:
     """R9: one copy of the parameters, and the outer momentum; nothing is on its way while a learner steps."""
     plain = dict(footprint(SGD, VALUES, 2 * VALUES, 1.0, bound(0)).parts())

@@ -178,6 +178,7 @@ def test_members_see_where_their_schedules_part() -> None:
         ("bsp", "int8", None),
         ("local:4", "topk:0.1,gather", None),
         ("ssp:2", "fp32", "--sync bsp, or local:H"),
+        ("sma:4", "fp32", "--sync bsp, or local:H"),
         ("bsp", "powersgd:2", "such as int8 or topk"),
         ("bsp", "dgc", "such as int8 or topk"),
     ],

@@ -20,6 +20,8 @@ from meshwire.sync_modes.mode import sync_settings
         ("sparseloco:30", "topk:0.03+fp16", "topk:0.03"),
         ("muloco:30", None, "twobit"),
         ("muloco:30", "fp16", "fp16"),
+        ("sma:8", None, "fp32"),
+        ("sma:8", "int4:sr", "int4:sr"),
         ("bsp", "powersgd:2", "powersgd:2"),
         ("bsp", "powersgd:2,half", "powersgd:2,half"),
         ("local:8", "powersgd", "powersgd"),
@@ -72,6 +74,15 @@ def test_muloco_is_diloco_with_muon_and_any_codec() -> None:
         ValueError, match=r"--codec dgc takes over the momentum of gradients, and with --sync muloco:30"
     ):
         codec_of(made, "dgc")
+
+
+@pytest.mark.parametrize("typed", ["topk:0.1", "onebit", "powersgd", "dgc", "qsgd"])
+def test_an_average_takes_no_codec_that_leaves_much_for_later(typed: str) -> None:
+    """`tests/daemon/contributions/test_codecs_of_averages.py` shows why."""
+    with pytest.raises(ValueError, match=rf"--codec {typed} .*sma:8: .* use fp32, .* or int4, or --sync local:8"):
+        codec_of(sync_settings("sma:8"), typed)
+    assert not suits(sync_settings("sma:8"), parse_codec(typed))
+    assert suits(sync_settings("sma:8"), parse_codec("int8"))
 
 
 @pytest.mark.parametrize("sync", ["ssp:1", "local:8", "muloco:8"])

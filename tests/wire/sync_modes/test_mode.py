@@ -68,6 +68,8 @@ def test_text_is_what_is_typed(bound: int) -> None:
         ("diloco:30,rate=1.234567", 30, (1.234567, 0.9)),
         ("sparseloco:30", 30, (1.0, 0.0)),
         ("muloco:30", 30, (0.7, 0.9)),
+        ("sma:1", 1, (1.0, 0.5)),
+        ("sma:8,momentum=0", 8, (1.0, 0.0)),
     ],
 )
 def test_a_period_of_local_steps(sync: str, period: int, outer: tuple[float, float]) -> None:
@@ -159,6 +161,13 @@ def test_a_period_of_one_step_cannot_end_early() -> None:
     assert (made.ends_early, made.straggler, made.shares) == (False, "carry", "speed")
 
 
+def test_an_average_that_own_weights_are_drawn_to_waits_for_its_round() -> None:
+    assert sync_settings("sma") == sync_settings("sma:1,momentum=0.5,ssp:0")
+    assert sync_settings("sma:8,momentum=0").model_copy(update={"central": False}) == sync_settings("local:8")
+    with pytest.raises(ValueError, match=r"--sync sma:8,ssp:1: .* use --sync sma:8, which waits, or local:8,ssp:1"):
+        sync_settings("sma:8,ssp:1")
+
+
 def test_rounds_without_a_bound_are_refused_with_the_reason() -> None:
     with pytest.raises(ValueError, match=r"--sync async: rounds without any bound .* use a large one, such as ssp:8"):
         sync_settings("async")
@@ -205,6 +214,12 @@ def test_rounds_without_a_bound_are_refused_with_the_reason() -> None:
             "diloco:8,rate=0.7,rate=0.7",
             "diloco:8,momentum=1",
             "diloco:8,nesterov",
+            "sma:",
+            "sma:0",
+            "sma:learners",
+            "sma:8,rate=0.7",
+            "sma:8,after=2",
+            "sma:8,momentum=1",
             "ssp:2,rate=1",
             "ssp:2,stream=2",
             "local:2,stream=0",
