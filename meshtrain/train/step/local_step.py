@@ -28,11 +28,11 @@ from meshtrain.train.step.boundary import StepBoundary
 from meshtrain.train.step.contribution import StepContribution
 from meshtrain.train.step.mask_growth import MaskGrowth
 from meshwire.messages.learner import EndPeriod
-from meshwire.sync_modes.mode import SyncSettings
 
 
 class LocalStep:
-    """From its creation until `close`, the script's `optimizer.step()` is this object's; each H-th call ends a period.
+    """From its creation until `close`, the script's `optimizer.step()` is this object's; each H-th call ends a period,
+    whose H the daemon has said with the word to begin it (C3).
 
     A step that a GradScaler skips is one too: every learner's periods take equally many batches.
 
@@ -41,7 +41,7 @@ class LocalStep:
         base: with the outer optimizer, which rounds are applied with.
         weights: the local weights, and the base beside them.
         growth: what stands for the change of weights that are left out.
-        sync: the period H, local steps in a round, from which round on, and the bound s.
+        staleness: the bound s.
 
     Attributes:
         number: of the local step at hand, from 1.
@@ -57,7 +57,7 @@ class LocalStep:
         weights: LocalWeights,
         growth: MaskGrowth,
         scaling: LossScaling,
-        sync: SyncSettings,
+        staleness: int,
     ) -> None:
         self._own = step
         self._base = base
@@ -66,8 +66,7 @@ class LocalStep:
         self._weights = weights
         self._growth = growth
         self._scaling = scaling
-        self._sync = sync
-        self._waits = sync.staleness == 0
+        self._waits = staleness == 0
         self._called = 0  # this step's period ends with the local step at hand
         self._frozen = FrozenCheck(base.means.tensors, step.optimizer)
         self.rehearsal = Rehearsal(base.means.parameters(), base.buffers, scaling, growth)
@@ -159,7 +158,7 @@ class LocalStep:
     def _count_step(self) -> None:
         self.number += 1
         self._taken += 1
-        due = self._taken >= self._sync.steps_in(self._base.applied + 1)
+        due = self._taken >= self._boundary.local_steps
         if due or self._called == self._contribution.step:
             self.end_period()
 

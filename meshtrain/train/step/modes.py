@@ -120,7 +120,7 @@ def _local_rounds(parts: EngineParts, progress: RoundProgress) -> Engine:
     growth = MaskGrowth(base, scaling)
     optimizer, muon = parts.state.optimizer, parts.state.muon
     own = OptimizerStep(optimizer) if muon is None else WithMuon(optimizer, muon)
-    steps = LocalStep(own, base, contribution, boundary, weights, growth, scaling, parts.sync)
+    steps = LocalStep(own, base, contribution, boundary, weights, growth, scaling, parts.sync.staleness)
     parts.channel.route(EndPeriod, steps.end_early)
     saver.go_on_from(progress)
     return _engine(parts, base, contribution, boundary, steps)

@@ -6,7 +6,7 @@ taken from it, they follow from the numbers of the units.
 
 import hashlib
 import re
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -17,7 +17,7 @@ from meshwire.messages.generation import DealState, RoundCount
 from meshwire.messages.job import BlobRef, Generation, Member, Rank
 from meshwire.messages.learner import SampleSpace
 from meshwire.messages.link import Software
-from meshwire.sync_modes.codec_changes import CodecChanges
+from meshwire.sync_modes.settings_changes import SettingsChanges, as_earlier_versions_wrote
 
 FORMAT: Literal[1] = 1
 MANIFEST_FILE = "manifest.json"
@@ -129,7 +129,7 @@ class CheckpointFacts(Wire):
         samples: in the rounds so far.
         space, deal: what the prepared loaders read, and the ledger after that round (X1); None: there are none.
         created_at_s: Unix time.
-        codecs: that the history had gone over to, or was about to (C3).
+        changes: of settings that the history had gone through, or was about to (C3).
     """
 
     job: JobId
@@ -144,7 +144,12 @@ class CheckpointFacts(Wire):
     deal: DealState | None
     created_at_s: UnixTime
     software: Software
-    codecs: CodecChanges = ()
+    changes: SettingsChanges = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_earlier_versions_wrote(cls, fields: Any) -> Any:
+        return as_earlier_versions_wrote(fields)
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -17,7 +17,6 @@ from meshwire.membership.effects import Effect, MembershipPhase, Message, Turned
 from meshwire.membership.inputs import (
     CannotCatchUp,
     CaughtUpToCut,
-    CodecAsked,
     FarthestRoundTrip,
     HoldingLost,
     Input,
@@ -27,6 +26,7 @@ from meshwire.membership.inputs import (
     PeerGone,
     RequestMade,
     RoundsCounted,
+    SettingsAsked,
     SteppedOut,
     TimerDue,
     ViolationSeen,
@@ -165,8 +165,8 @@ class Membership:
                 state.own_request.say(kind)
                 if state.phase is not MembershipPhase.OUT:
                     state.tell_wish(now_s)
-            case CodecAsked(wish):
-                state.codec_asked = wish
+            case SettingsAsked(wish):
+                state.settings_asked = wish
             case SteppedOut(reason):
                 if state.phase is not MembershipPhase.OUT:
                     self._leave(reason, now_s)

@@ -16,7 +16,7 @@ from meshtraind.executor.host import ExchangeMembers, ExchangeSettings
 from meshwire.codecs.registry import parse_codec
 from meshwire.collectives.exchange import Part
 from meshwire.model.plan import plan_buckets, plan_for
-from meshwire.sync_modes.codec_changes import CodecChange, CodecWish, changed
+from meshwire.sync_modes.settings_changes import SettingsChange, SettingsWish, changed
 from tests.daemon.churnring import ChurnRing, CopyingLink
 from tests.daemon.executorring import MANIFEST, PLAN, FakeLink, Offer, Values
 from tests.daemon.roundhost import Told
@@ -64,7 +64,7 @@ class ChangingMesh(ChurnRing):
     link_type = SharedLink
 
     def __init__(self, members: int, codecs: Sequence[str], staleness: int, seed: int, rounds: Any) -> None:
-        self.changes: tuple[CodecChange, ...] = ()
+        self.changes: tuple[SettingsChange, ...] = ()
         self.codecs = [*codecs[1:]]
         super().__init__(members, codecs[0], staleness, seed, rounds)
 
@@ -94,9 +94,9 @@ class ChangingMesh(ChurnRing):
         for rank in ranks:  # nothing is complete any more when all have promised
             self.fence(rank)
             cut = max(cut, self.members[rank].complete)
-        self.changes = changed(self.changes, cut, self.staleness + 1, CodecWish(codec=self.codecs.pop(0)))
+        self.changes = changed(self.changes, cut, self.staleness + 1, SettingsWish(codec=self.codecs.pop(0)))
         for rank in ranks:
-            cast(Any, self.members[rank].executor).take_codecs(self.changes)
+            cast(Any, self.members[rank].executor).take_changes(self.changes)
         return await super().change(ranks, disorder)
 
     def fence(self, rank: int) -> None:

@@ -33,8 +33,8 @@ from meshwire.messages.job import (
 from meshwire.messages.learner import LearnerModel, LearnerState, SampleSpace
 from meshwire.messages.local import ResumeFrom
 from meshwire.model.manifest import Momentum
-from meshwire.sync_modes.codec_changes import CodecChange
 from meshwire.sync_modes.mode import sync_settings
+from meshwire.sync_modes.settings_changes import SettingsChange
 from tests.computing import computing
 from tests.daemon import realjobs as jobs
 from tests.daemon.job_start.test_checkpointing import JOB, MEMBERS, MODEL, SOFTWARE, SPACE, UNITS, deal, spec
@@ -47,7 +47,7 @@ def written(
     *,
     given_up: bool = False,
     created_at_s: float = 1.0,
-    codecs: tuple[CodecChange, ...] = (),
+    changes: tuple[SettingsChange, ...] = (),
 ) -> Checkpoint:
     store = CheckpointStore(folder, JOB, keep=5)
     saving = store.begin(round_)
@@ -59,7 +59,7 @@ def written(
         generation=GenerationRecord.of(computing(JOB, MEMBERS[0].device, MEMBERS)),
         chain=f"{tag}{round_:032x}"[:32], model=MODEL.manifest.state_digest().hex(), plan=MODEL.plan.hex(),
         samples=32 * round_, space=SPACE, deal=deal(round_), created_at_s=created_at_s, software=SOFTWARE,
-        codecs=codecs,
+        changes=changes,
     )  # fmt: skip
     return store.finish(round_, facts, len(UNITS), given_up=given_up)
 
@@ -271,8 +271,8 @@ async def test_a_script_given_anew_keeps_the_order_of_the_samples(
 @pytest.mark.asyncio
 async def test_a_job_goes_on_in_the_codec_that_it_had_gone_over_to(anna: Device, search: CheckpointSearch) -> None:
     """C3: also one that was about to. Its topology is that codec's where it was the usual one."""
-    codecs = (CodecChange(first=11, codec="topk"), CodecChange(first=23, codec="int8"))
-    written(anna.folder, 20, spec().model_copy(update={"topology": "ring"}), codecs=codecs)
+    changes = (SettingsChange(first=11, codec="topk"), SettingsChange(first=23, codec="int8"))
+    written(anna.folder, 20, spec().model_copy(update={"topology": "ring"}), changes=changes)
     resumed = await search.bring(ResumeFrom(job=JOB))
     assert (resumed.spec.codec, resumed.spec.topology) == ("int8", "sharded")
 

@@ -434,7 +434,7 @@ def test_a_learner_that_has_made_its_first_steps_hangs_only_where_its_step_was_g
 
 def test_a_period_may_take_as_long_as_its_steps() -> None:
     """R9: nothing is heard of a period before it ends."""
-    assert hangs_after_s(0) == hangs_after_s(1) == HANGS_AFTER_S
+    assert hangs_after_s(1) == HANGS_AFTER_S
     assert hangs_after_s(500) > 8 * 3600
 
 

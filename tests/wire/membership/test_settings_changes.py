@@ -7,28 +7,31 @@ from hypothesis import strategies as st
 
 from meshwire.codecs.registry import FAMILIES, parse_codec
 from meshwire.collectives.strategy import topology_after
-from meshwire.limits import CODEC_CHANGES_MAX
-from meshwire.membership.inputs import CodecAsked
-from meshwire.membership.proposal_checks import codec_refusal, codecs_wrong, enter_wrong
+from meshwire.limits import SETTINGS_CHANGES_MAX
+from meshwire.membership.inputs import SettingsAsked
+from meshwire.membership.proposal_checks import change_refusal, changes_wrong, enter_wrong
 from meshwire.membership.proposals import enter_message
 from meshwire.messages.generation import Enter, Promised, Propose
-from meshwire.sync_modes.codec_changes import CodecChange, CodecWish, changed, newest_codec
 from meshwire.sync_modes.mode import sync_settings
+from meshwire.sync_modes.settings_changes import SettingsChange, SettingsWish, changed, newest_codec
 from tests.sim.clusterrounds import job_spec
 from tests.wire.membership.test_membership import machine, sent
 from tests.wire.membership.test_proposing import JOB, generation, member, standing
 
-INT8 = CodecChange(first=20, codec="int8")
+INT8 = SettingsChange(first=20, codec="int8")
+TO_INT8 = SettingsWish(codec="int8")
+NONE = (SettingsChange(first=20, codec="none"),)
+POWERSGD = (SettingsChange(first=20, codec="powersgd"),)
 SPEC = job_spec(JOB, member(0).device, sync_settings("ssp:2"))
 
 
-def wish_of(codec: str | None, by: Literal["person", "plan"] = "person") -> CodecWish | None:
-    return None if codec is None else CodecWish(codec=codec, by=by)
+def wish_of(codec: str | None, by: Literal["person", "plan"] = "person") -> SettingsWish | None:
+    return None if codec is None else SettingsWish(codec=codec, by=by)
 
 
-def asking(complete: int, codec: str | None = None, codecs: tuple[CodecChange, ...] = (), number: int = 1) -> object:
+def asking(complete: int, codec: str | None = None, codecs: tuple[SettingsChange, ...] = (), number: int = 1) -> object:
     held = standing(number, complete, linked=(0, 1, 2, 3))
-    return held.model_copy(update={"asks_codec": wish_of(codec), "codecs": codecs, "ahead": 3})
+    return held.model_copy(update={"asks": wish_of(codec), "changes": codecs, "ahead": 3})
 
 
 def enter_by(*standings: object, learning: bool = True) -> Enter:
@@ -39,37 +42,37 @@ def enter_by(*standings: object, learning: bool = True) -> Enter:
 
 def test_a_change_begins_above_all_that_may_be_bound() -> None:
     """R1: with the cut at 12 and a bound of 2 a member has bound round 15 at most, before it enters."""
-    assert enter_by(asking(12), asking(11, "int8")).codecs == (CodecChange(first=16, codec="int8"),)
+    assert enter_by(asking(12), asking(11, "int8")).changes == (SettingsChange(first=16, codec="int8"),)
 
 
 def test_of_several_who_ask_the_lowest_rank_is_heard() -> None:
     """And the others ask again."""
-    assert [change.codec for change in enter_by(asking(3, "fp16"), asking(3, "int8")).codecs] == ["fp16"]
+    assert [change.codec for change in enter_by(asking(3, "fp16"), asking(3, "int8")).changes] == ["fp16"]
 
 
 def test_a_person_is_heard_before_the_plan() -> None:
     """Whatever their ranks; and it is told who has asked."""
-    planned = asking(3).model_copy(update={"asks_codec": wish_of("fp16", "plan")})  # type: ignore[attr-defined]
-    assert enter_by(planned, asking(3, "int8")).codecs == (CodecChange(first=7, codec="int8"),)
-    assert enter_by(planned, asking(3)).codecs == (CodecChange(first=7, codec="fp16", by="plan"),)
+    planned = asking(3).model_copy(update={"asks": wish_of("fp16", "plan")})  # type: ignore[attr-defined]
+    assert enter_by(planned, asking(3, "int8")).changes == (SettingsChange(first=7, codec="int8"),)
+    assert enter_by(planned, asking(3)).changes == (SettingsChange(first=7, codec="fp16", by="plan"),)
 
 
 def test_nothing_changes_while_no_learner_computes() -> None:
     """All may have to go back then, and nothing says how far."""
-    assert enter_by(asking(12, "int8"), asking(12), learning=False).codecs == ()
+    assert enter_by(asking(12, "int8"), asking(12), learning=False).changes == ()
 
 
 def test_the_changes_of_the_history_that_is_kept_are_kept() -> None:
     """G4: not those of a member that comes over to it."""
-    ahead, apart = asking(18, codecs=(INT8,), number=2), asking(18, codecs=(CodecChange(first=9, codec="fp16"),))
-    assert enter_by(apart, ahead).codecs == (INT8,)
+    ahead, apart = asking(18, codecs=(INT8,), number=2), asking(18, codecs=(SettingsChange(first=9, codec="fp16"),))
+    assert enter_by(apart, ahead).changes == (INT8,)
 
 
 def test_who_is_told_to_change_what_it_may_have_bound_does_not_enter() -> None:
     """G6: its part in that round is encoded as it was."""
     held = asking(12)
     enter = enter_by(held, asking(12, "int8"))
-    sooner = enter.model_copy(update={"codecs": (CodecChange(first=15, codec="int8"),)})
+    sooner = enter.model_copy(update={"changes": (SettingsChange(first=15, codec="int8"),)})
     assert enter_wrong(enter, generation(9, (0, 1)), 0, held) is None  # type: ignore[arg-type]
     assert "may have bound" in (enter_wrong(sooner, generation(9, (0, 1)), 0, held) or "")  # type: ignore[arg-type]
 
@@ -82,7 +85,7 @@ def test_rounds_that_may_be_bound_keep_their_codec_through_all_changes(
     changes: list[tuple[int, str | None]], ahead: int
 ) -> None:
     """C1; and however often is asked for another one, no more is told than a message holds."""
-    codecs: tuple[CodecChange, ...] = ()
+    codecs: tuple[SettingsChange, ...] = ()
     cut = 0
 
     def codec(number: int) -> str:
@@ -94,31 +97,33 @@ def test_rounds_that_may_be_bound_keep_their_codec_through_all_changes(
         codecs = changed(codecs, cut, ahead, wish_of(asked))
         assert {number: codec(number) for number in before} == before
         assert asked is None or newest_codec("first", codecs) == asked
-        assert len(codecs) <= min(ahead + 2, CODEC_CHANGES_MAX)
+        assert len(codecs) <= min(ahead + 2, SETTINGS_CHANGES_MAX)
         assert [change.first for change in codecs] == sorted({change.first for change in codecs})
 
 
 def test_who_is_asked_proposes_until_it_is_done() -> None:
     """A person's word to one member is enough, and is not heard twice."""
     one = machine(0)
-    (_, propose), *_ = sent(one.handle(CodecAsked(CodecWish(codec="int8")), 1.0), Propose)
+    (_, propose), *_ = sent(one.handle(SettingsAsked(SettingsWish(codec="int8")), 1.0), Propose)
     assert propose.generation.number == 2
     assert one.why_proposed == "peer0 asks for --codec int8"
     other = machine(0)
-    assert not sent(other.handle(CodecAsked(None), 1.0), Propose)
+    assert not sent(other.handle(SettingsAsked(None), 1.0), Propose)
 
 
 def test_codecs_that_build_on_their_own_rounds_are_refused_by_name() -> None:
     """C3: there is nothing that others could go on from, or that would be sent once. All others go over."""
-    refused = {name for name in FAMILIES if codec_refusal(SPEC, name) is not None}
+    refused = {name for name in FAMILIES if change_refusal(SPEC, SettingsWish(codec=name)) is not None}
     assert refused == {"dgc", "powersgd", "lgc"}
     for typed in ("powersgd", "topk:decay=0.9"):
-        assert "takes a new job" in (codec_refusal(SPEC.model_copy(update={"codec": typed}), "int8") or "")
-    assert "there is no codec" in (codec_refusal(SPEC, "none") or "")
+        assert "takes a new job" in (
+            change_refusal(SPEC.model_copy(update={"codec": typed}), SettingsWish(codec="int8")) or ""
+        )
+    assert "there is no codec" in (change_refusal(SPEC, SettingsWish(codec="none")) or "")
     over_tree = SPEC.model_copy(update={"topology": "tree"})
-    assert "--topology tree is not for --codec int8" in (codec_refusal(over_tree, "int8") or "")
+    assert "--topology tree is not for --codec int8" in (change_refusal(over_tree, SettingsWish(codec="int8")) or "")
     sparse = SPEC.model_copy(update={"sync": sync_settings("demo"), "codec": "dct"})
-    assert codec_refusal(sparse, "int8") is not None
+    assert change_refusal(sparse, SettingsWish(codec="int8")) is not None
 
 
 def test_the_usual_topology_of_one_codec_becomes_that_of_the_next() -> None:
@@ -132,12 +137,16 @@ def test_the_usual_topology_of_one_codec_becomes_that_of_the_next() -> None:
 def test_a_proposer_that_makes_rounds_travel_in_no_codec_breaks_the_rules() -> None:
     """G10: it is refused before anything is made of it."""
     enter = enter_by(asking(12), asking(12, "int8"))
-    assert codecs_wrong(enter, SPEC) is None
-    for codecs in ((INT8, INT8), (CodecChange(first=20, codec="none"),), (CodecChange(first=20, codec="powersgd"),)):
-        assert codecs_wrong(enter.model_copy(update={"codecs": codecs}), SPEC) is not None
+    assert changes_wrong(enter, SPEC) is None
+    for codecs in (
+        (INT8, INT8),
+        (SettingsChange(first=20, codec="none"),),
+        (SettingsChange(first=20, codec="powersgd"),),
+    ):
+        assert changes_wrong(enter.model_copy(update={"changes": codecs}), SPEC) is not None
     for held in (asking(12, "none"), asking(12, "powersgd"), asking(12, codecs=(INT8, INT8))):
         promised = Promised(job=JOB, generation=generation(9, (0, 1)).hash64(), standing=held)
-        assert codecs_wrong(promised, SPEC) is not None, "or whoever proposes would be refused for it"
+        assert changes_wrong(promised, SPEC) is not None, "or whoever proposes would be refused for it"
     fine = Promised(job=JOB, generation=1, standing=asking(12, "int8", (INT8,)))
-    assert codecs_wrong(fine, SPEC) is None
+    assert changes_wrong(fine, SPEC) is None
     assert parse_codec("int8").error_feedback, "or what is owed would not be asked for"
