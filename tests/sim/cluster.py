@@ -82,9 +82,12 @@ class Cluster:
         invites: whether members ask devices to join that were never in the job.
         failed: why the job has ended, if it has: nobody is left who could go on with it.
         befallen: faults that have happened, by kind.
+        liars: numbers of daemons that may break the rules.
+        accused: what was said of them.
     """
 
     invites = False
+    liars: frozenset[int] = frozenset()
 
     def __init__(self, seed: int, setting: Setting, *, recording: bool = False, members_max: int | None = None) -> None:
         self.random = Random(seed)
@@ -108,6 +111,7 @@ class Cluster:
         self.moments = Moments()
         self.calm = False  # failures have stopped
         self.befallen: Counter[str] = Counter()
+        self.accused: list[str] = []
         self.transcript: list[str] | None = [] if recording else None
         self.told_lost: list[tuple[int, int]] = []  # rounds that were given up, and for the sake of how many daemons
         self.told_gone_back: set[bytes] = set()  # chain ids of rounds that were given up for a state that was saved
@@ -118,7 +122,7 @@ class Cluster:
         self._lives: dict[int, set[tuple[str, int]]] = {}  # by generation: its members
         self._cuts: dict[int, tuple[int, bytes]] = {}
         self.changes: dict[int, SettingsChanges] = {}  # by generation
-        self._local_steps: dict[tuple[bytes, int], int] = {}  # by base and the round after it
+        self.periods: dict[tuple[bytes, int], int] = {}  # by base and the round after it: local steps
         self._starts: dict[int, bytes] = {}  # by generation: whose start its learners' bases are of
         self._found()
 
@@ -212,9 +216,15 @@ class Cluster:
         self.tell(daemon.name, f"promises generation {generation.number}, {held}")
         self.moments.come(Moment.PROMISES, daemon.number)
 
+    def breaks_rules(self, daemon: Daemon, number: int, text: str) -> None:
+        """What this daemon has against the one of that number."""
+        assert number in self.liars, f"{daemon.name}: honest daemons break no rule: peer{number}: {text}"
+        self.accused.append(text)
+        self.tell(daemon.name, f"refuses peer{number}: {text}")
+
     def begins_period(self, base: bytes, round_: int, local_steps: int) -> None:
         """A learner begins a step on the base before this round."""
-        known = self._local_steps.setdefault((base, round_), local_steps)
+        known = self.periods.setdefault((base, round_), local_steps)
         assert known == local_steps, f"C3: on one base periods have {known} and {local_steps} local steps"
 
     def entered(self, daemon: Daemon, generation: Generation, enter: Enter) -> None:

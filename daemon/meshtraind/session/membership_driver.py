@@ -328,6 +328,11 @@ class MembershipDriver(Generic[M]):
         """Other settings are asked for here (C3), or that is taken back."""
         self._take(SettingsAsked(wish))
 
+    @property
+    def asks_settings(self) -> bool:
+        """Other settings are asked for here, and all members of a generation that brings them have not entered it."""
+        return self._machine.asks_settings
+
     def refuse(self, device: str, reason: str) -> None:
         """A member broke the protocol (G10)."""
         self._take(ViolationSeen(device, reason))

@@ -701,6 +701,11 @@ class MembershipHost(Generic[C]):
             self.generations.ask_settings(wish)
 
     @property
+    def asks_settings(self) -> bool:
+        """They are not agreed on yet, by all members of a generation."""
+        return self.generations is not None and self.generations.asks_settings
+
+    @property
     def is_out(self) -> bool:
         """This device is in no generation, and asks in."""
         return self.generations is None or self.generations.out

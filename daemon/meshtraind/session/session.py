@@ -612,16 +612,18 @@ class JobSession:
         self.passage.ask_settings(asked)
         try:
             async with asyncio.timeout(CHANGE_TIMEOUT_S):
-                while not asked.is_met(job.changes):
+                while self.passage.asks_settings:
                     if job.ending:
                         raise RequestFailed(f"job {spec.job} has ended before its members had agreed")
-                    await job.news(CHANGE_TIMEOUT_S)
+                    await job.news(REPORT_INTERVAL_S)
         except TimeoutError:
             waiting = f": it waits for {job.waiting}" if job.waiting else ""
             raise RequestFailed(f"the members have not agreed within {CHANGE_TIMEOUT_S:.0f} s{waiting}") from None
         finally:
             self._changing = False
             self.passage.ask_settings(None)
+        if not asked.is_met(job.changes):
+            raise RequestFailed(f"job {spec.job} has gone over to other settings meanwhile: ask again")
         return SettingsTaken(first=job.changes[-1].first, now=job.in_force(), before=before)
 
     async def stays(self) -> bool:

@@ -125,6 +125,11 @@ class Membership:
         return self._state.unprepared
 
     @property
+    def asks_settings(self) -> bool:
+        """C3: other settings are asked for here, and not those of a generation that all have entered."""
+        return self._state.settings_asked is not None
+
+    @property
     def elsewhere(self) -> frozenset[str]:
         """Linked devices that have told lately in which generation they are."""
         return self._state.rejoin.told

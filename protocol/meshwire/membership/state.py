@@ -415,8 +415,6 @@ class MembershipState:
         """All rounds up to the cut are here. Receiving is on before the others hear of it."""
         generation = self.entered = self.change
         self.way, self.awaited = self._committed.way, self._committed.awaited
-        if self.settings_asked is not None and self.settings_asked.is_met(self._committed.changes):
-            self.settings_asked = None
         if self.way != "wait":
             self._went_on = generation
         if self.awaited and not self._committed.given:
@@ -447,6 +445,8 @@ class MembershipState:
         if self.phase is not MembershipPhase.ENTERED or self.missing:
             return
         self.phase = MembershipPhase.RUNNING
+        if self.settings_asked is not None and self.settings_asked.is_met(self._committed.changes):
+            self.settings_asked = None  # not before: others may go on without those that have entered
         self.until_s = None
         self.refusals.against_me.clear()
         self.rejoin.came_in(now_s)
