@@ -6,7 +6,7 @@ taken from it, they follow from the numbers of the units.
 
 import hashlib
 import re
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -17,7 +17,7 @@ from meshwire.messages.generation import DealState, RoundCount
 from meshwire.messages.job import BlobRef, Generation, Member, Rank
 from meshwire.messages.learner import SampleSpace
 from meshwire.messages.link import Software
-from meshwire.sync_modes.settings_changes import SettingsChanges, as_earlier_versions_wrote
+from meshwire.sync_modes.settings_changes import SettingsChangesKept
 
 FORMAT: Literal[1] = 1
 MANIFEST_FILE = "manifest.json"
@@ -144,12 +144,7 @@ class CheckpointFacts(Wire):
     deal: DealState | None
     created_at_s: UnixTime
     software: Software
-    changes: SettingsChanges = ()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _as_earlier_versions_wrote(cls, fields: Any) -> Any:
-        return as_earlier_versions_wrote(fields)
+    changes: SettingsChangesKept = ()
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -1,9 +1,9 @@
 """Messages between the daemons of one job: offer, files, generation, progress, end."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints
 
 from meshwire import limits
 from meshwire.jobs.checkpoint_schedule import CHECKPOINT_EVERY, EVERY_PATTERN
@@ -14,7 +14,7 @@ from meshwire.messages.envelope import message
 from meshwire.model.masks import MaskSettings
 from meshwire.planning.replan import StepForecast
 from meshwire.sync_modes.mode import SyncSettings
-from meshwire.sync_modes.settings_changes import SettingsChanges, as_earlier_versions_wrote
+from meshwire.sync_modes.settings_changes import SettingsChangesKept
 
 Rank = Annotated[int, Field(ge=0, lt=limits.MEMBERS_MAX)]
 Text = Annotated[str, Field(max_length=limits.ERROR_CHARS_MAX)]
@@ -480,12 +480,7 @@ class JobSummary(Wire):
     prediction: Prediction | None = None  # as of `JobSpec`
     restarted: Text | None = None  # P6: why all scripts were begun again last, and where
     codec: str | None = None  # that the job has begun with; None: not known any more
-    changes: SettingsChanges = ()  # that its rounds have gone over to since (C3)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _as_earlier_versions_wrote(cls, fields: Any) -> Any:
-        return as_earlier_versions_wrote(fields)
+    changes: SettingsChangesKept = ()  # that its rounds have gone over to since (C3)
 
 
 @message("job.found")

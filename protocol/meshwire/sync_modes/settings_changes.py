@@ -5,9 +5,9 @@ all members agree on it without a word, whenever they came in, and a round that 
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AliasChoices, Field, model_validator
 
 from meshwire import limits
 from meshwire.codecs.spec import CodecSpec
@@ -57,6 +57,9 @@ class SettingsChange(SettingsWish):
 
 SettingsChanges = Annotated[tuple[SettingsChange, ...], Field(max_length=limits.SETTINGS_CHANGES_MAX)]
 """What a history has changed, in the order of its rounds."""
+
+SettingsChangesKept = Annotated[SettingsChanges, Field(validation_alias=AliasChoices("changes", "codecs"))]
+"""The same where it is read from disks: what changed codecs alone was written under their name."""
 
 
 class SettingsInForce(Wire):
@@ -152,13 +155,6 @@ def told_of(changes: Sequence[SettingsChange], change: SettingsChange) -> str:
     if change.period is not None and (before is None or before.period != change.period):
         said.append(f"a round has {change.period} local step{'s' if change.period > 1 else ''}")
     return f"from round {change.first} on {' and '.join(said) or 'all is as before'}"
-
-
-def as_earlier_versions_wrote(fields: Any) -> Any:
-    """What was written before there were changes of the period, in which they are called `codecs`."""
-    if not isinstance(fields, dict) or "codecs" not in fields or "changes" in fields:
-        return fields
-    return {"changes" if name == "codecs" else name: value for name, value in fields.items()}
 
 
 def refusal_of_codec(sync: SyncSettings, before: CodecSpec, after: CodecSpec) -> str | None:

@@ -202,8 +202,8 @@ TABLE = {
     "rm": Held(Line(f"rm --yes {JOB}", (JOB,)), ONE_WORD, Line(f"rm --yes {RUNS}", ("has not ended: it is running",))),
     "change": Held(
         Line(f"change {RUNS} --codec int8", ("from round 7 on gradients travel in int8, not fp32",)),
-        Line(f"change {RUNS} --codec int8 --json", ("job", "before", "first", "codec")),
-        Line(f"change {RUNS}", ("Missing option '--codec'",)),
+        Line(f"change {RUNS} --period 16 --json", ("job", "before", "first", "codec", "period")),
+        Line(f"change {RUNS}", ("say what is to change",)),
     ),
     "leave": Held(Line(f"leave {RUNS}", (RUNS,)), ONE_WORD, Line("leave x9z", (UNKNOWN,))),
     "get": Held(

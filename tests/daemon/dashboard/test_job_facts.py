@@ -194,9 +194,11 @@ def test_what_was_predicted_stands_beside_what_is_measured() -> None:
     assert plain["Predicted"].startswith("nothing")
     assert plain["Measured"] == "120 samples/s, 1.5x one laptop"
     changed = daemon.jobs[JOB].model_copy(update={"changes": (SettingsChange(first=9, codec="int4"),)})
-    assert facts(changed, sync="bsp")["Plan"] == "--sync bsp --codec int8, from round 9 on --codec int4"
+    assert facts(changed, sync="bsp")["Plan"] == "--sync bsp --codec int8, from round 9 on gradients travel in int4"
     by_plan = daemon.jobs[JOB].model_copy(update={"changes": (SettingsChange(first=9, codec="int4", by="plan"),)})
-    assert facts(by_plan)["Plan"].startswith("--codec int8, from round 9 on --codec int4 (by itself, for the network")
+    assert facts(by_plan)["Plan"].startswith(
+        "--codec int8, from round 9 on gradients travel in int4 (by itself, for the network"
+    )
 
 
 def test_overlap_is_the_time_of_exchanges_that_nobody_waited_for() -> None:

@@ -228,3 +228,21 @@ async def test_what_becomes_infinite_with_what_is_owed_is_poison_and_still_owed(
     assert part is Part.POISON
     assert plane._owed.values[bucket.start] == far
     mesh.close()
+
+
+def test_a_change_of_the_period_alone_is_none_for_the_bytes() -> None:
+    """C3: no executor for it, and what was left out stays where it is; also where the change of the codec before it is
+    forgotten meanwhile."""
+
+    async def check() -> None:
+        mesh = await change_codecs(2, ["fp32", "int8"], 0, seed=6, poison=0.0)
+        plane = cast(Any, mesh.members[0].executor)
+        turns, (change,) = [*plane._turns], mesh.changes
+        assert [turn.codec for turn in turns][-1] == "int8"
+        later = change.model_copy(update={"first": mesh.members[0].complete + 2, "period": 16})
+        mesh.fence(0)
+        for changes in ((change, later), (later,)):
+            plane.take_changes(changes)
+            assert [turn.executor for turn in plane._turns] == [turn.executor for turn in turns][-len(plane._turns) :]
+
+    asyncio.run(check())

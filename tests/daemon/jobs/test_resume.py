@@ -18,7 +18,13 @@ from meshtraind.storage.checkpoint_store import Checkpoint, CheckpointStore, lis
 from meshtraind.storage.cleanup import RESUME
 from meshtraind.storage.fetch import serve
 from meshtraind.transport.connection import ConnectionEnded, RequestFailed
-from meshwire.checkpoints.manifest import CheckpointFacts, CheckpointName, GenerationRecord, unit_file
+from meshwire.checkpoints.manifest import (
+    CheckpointFacts,
+    CheckpointManifest,
+    CheckpointName,
+    GenerationRecord,
+    unit_file,
+)
 from meshwire.jobs.files import FileEntry, FileManifest
 from meshwire.message_base import Wire
 from meshwire.messages.job import (
@@ -275,6 +281,26 @@ async def test_a_job_goes_on_in_the_codec_that_it_had_gone_over_to(anna: Device,
     written(anna.folder, 20, spec().model_copy(update={"topology": "ring"}), changes=changes)
     resumed = await search.bring(ResumeFrom(job=JOB))
     assert (resumed.spec.codec, resumed.spec.topology) == ("int8", "sharded")
+
+
+@pytest.mark.asyncio
+async def test_a_job_goes_on_with_the_period_that_it_had_gone_over_to(anna: Device, search: CheckpointSearch) -> None:
+    """C3: alone, or with a codec."""
+    begun = spec().model_copy(update={"sync": sync_settings("diloco:8,rate=0.5"), "topology": "ring"})
+    written(anna.folder, 20, begun, changes=(SettingsChange(first=11, period=16),))
+    resumed = await search.bring(ResumeFrom(job=JOB))
+    assert (resumed.spec.codec, resumed.spec.sync.text()) == (begun.codec, "diloco:16,rate=0.5")
+    written(anna.folder, 30, begun, changes=(SettingsChange(first=28, codec="int8", period=32),))
+    resumed = await search.bring(ResumeFrom(job=JOB))
+    assert (resumed.spec.codec, resumed.spec.sync.text()) == ("int8", "diloco:32,rate=0.5")
+
+
+def test_a_manifest_of_before_periods_changed_is_read(tmp_path: Path) -> None:
+    """It has no period in its changes, which it calls codecs."""
+    manifest = written(tmp_path, 20, spec(), changes=(SettingsChange(first=11, codec="topk"),)).manifest
+    body = manifest.model_dump_json().replace('"changes":[', '"codecs":[').replace('"period":null,', "")
+    assert '"codecs":[{"codec":"topk","by":"person","first":11}]' in body
+    assert CheckpointManifest.model_validate_json(body, strict=True) == manifest
 
 
 @pytest.mark.asyncio

@@ -118,3 +118,24 @@ async def test_what_is_chosen_is_asked_for_as_the_plans_own(caplog: pytest.LogCa
     await asking
     assert wishes == [SettingsWish(codec="int8", by="plan")]
     assert "stays with its codec: the members have not agreed" in caplog.text
+
+
+@pytest.mark.asyncio
+async def test_a_session_asks_the_chooser_with_every_report() -> None:
+    """Or no job would ever go over by itself."""
+    session, seen = JobSession.__new__(JobSession), summary()
+    asked_for: list[JobSummary] = []
+    session.job = cast(Job, SimpleNamespace(was_here=False, summary=lambda: seen, spec=SimpleNamespace(job=JOB)))
+    told: list[None] = []
+    session.tell_report = lambda: told.append(None)  # type: ignore[method-assign]
+    chooser = SimpleNamespace(look=lambda looked, _step, _now_s: asked_for.append(looked))
+    session._choice, session._changing = cast(CodecChoice, chooser), False
+    session._metrics = cast(Any, SimpleNamespace(step=7))
+
+    async def keep(_summary: JobSummary, _every_s: float) -> None:
+        raise ConnectionError("the first look is over")
+
+    session._keep_course = keep  # type: ignore[method-assign]
+    with pytest.raises(ConnectionError):
+        await session._report_regularly()
+    assert (told, asked_for) == ([None], [seen])

@@ -1,9 +1,11 @@
-"""C3: a history goes over to another codec in a generation: from which round on, and who may ask for it."""
+"""C3: a history goes over to other settings in a generation: from which round on, and who may ask for it."""
 
 from typing import Literal
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from meshwire.codecs.registry import FAMILIES, parse_codec
 from meshwire.collectives.strategy import topology_after
@@ -13,7 +15,16 @@ from meshwire.membership.proposal_checks import change_refusal, changes_wrong, e
 from meshwire.membership.proposals import enter_message
 from meshwire.messages.generation import Enter, Promised, Propose
 from meshwire.sync_modes.mode import sync_settings
-from meshwire.sync_modes.settings_changes import SettingsChange, SettingsWish, changed, newest_codec
+from meshwire.sync_modes.settings_changes import (
+    SettingsChange,
+    SettingsWish,
+    changed,
+    codecs_by_round,
+    local_steps,
+    newest_codec,
+    newest_sync,
+    told_of,
+)
 from tests.sim.clusterrounds import job_spec
 from tests.wire.membership.test_membership import machine, sent
 from tests.wire.membership.test_proposing import JOB, generation, member, standing
@@ -150,3 +161,95 @@ def test_a_proposer_that_makes_rounds_travel_in_no_codec_breaks_the_rules() -> N
     fine = Promised(job=JOB, generation=1, standing=asking(12, "int8", (INT8,)))
     assert changes_wrong(fine, SPEC) is None
     assert parse_codec("int8").error_feedback, "or what is owed would not be asked for"
+
+
+LOCAL = SPEC.model_copy(update={"sync": sync_settings("local:8")})
+
+
+def test_codec_and_period_change_one_by_one_or_together() -> None:
+    """What is not asked for stays as it is, also where that was changed before."""
+    first = changed((), 10, 1, SettingsWish(period=16))
+    second = changed(first, 20, 1, SettingsWish(codec="int8"))
+    assert second == (SettingsChange(first=12, period=16), SettingsChange(first=22, codec="int8", period=16))
+    third = changed(second, 30, 1, SettingsWish(codec="fp16", period=4))
+    assert third == (second[1], SettingsChange(first=32, codec="fp16", period=4))
+    assert changed(third, 40, 1, SettingsWish(period=4)) == (third[1],), "once: it is so already"
+    assert [local_steps(LOCAL.sync, third, round_) for round_ in (21, 22, 31, 32)] == [8, 16, 16, 4]
+    assert newest_sync(LOCAL.sync, third).text() == "local:4"
+    assert codecs_by_round("fp32", second) == ((0, "fp32"), (22, "int8")), "a change of the period alone is none"
+
+
+def test_rounds_of_one_step_each_come_first_as_before() -> None:
+    """R9: post-local SGD counts rounds; what is changed is the period behind them."""
+    sync = sync_settings("local:8,after=20")
+    changes = (SettingsChange(first=12, period=16),)
+    assert [local_steps(sync, changes, round_) for round_ in (11, 12, 20, 21)] == [1, 1, 1, 16]
+    assert local_steps(sync_settings("bsp"), (), 5) == 1
+
+
+def test_people_are_told_what_is_otherwise() -> None:
+    changes = changed(changed((), 10, 1, SettingsWish(period=16)), 10, 2, SettingsWish(codec="int8"))
+    assert [told_of(changes, one) for one in changes] == [
+        "from round 12 on a round has 16 local steps",
+        "from round 13 on gradients travel in int8",
+    ]
+    both = SettingsChange(first=9, codec="fp16", period=1)
+    assert told_of((both,), both) == "from round 9 on gradients travel in fp16 and a round has 1 local step"
+    assert SettingsWish(codec="int8", period=4).text() == "--codec int8 --period 4"
+
+
+@pytest.mark.parametrize(
+    ("sync", "period", "why"),
+    [
+        ("bsp", 4, "--sync local:4"),
+        ("ssp:2", 4, "changes the period of local:H"),
+        ("local:1,ssp:1", 4, "periods of 1 alone"),
+        ("local:4,ssp:1", 1, "periods from 2 to 500"),
+        ("local:1", 4, None),
+        ("diloco:4", 1, None),
+        ("muloco:4,ssp:1", 16, None),
+        ("sparseloco:4", 16, None),
+    ],
+)
+def test_what_cannot_have_another_period_is_refused_by_name(sync: str, period: int, why: str | None) -> None:
+    spec = SPEC.model_copy(update={"sync": sync_settings(sync)})
+    refused = change_refusal(spec, SettingsWish(period=period))
+    assert why in (refused or "") if why is not None else refused is None
+
+
+def test_a_wish_for_nothing_is_none() -> None:
+    with pytest.raises(ValidationError, match="neither the codec nor the period"):
+        SettingsWish()
+    for period in (0, 501):
+        with pytest.raises(ValidationError):
+            SettingsWish(period=period)
+
+
+def test_who_is_told_to_forget_what_it_may_have_bound_does_not_enter() -> None:
+    """G6: a change that is left out, or another one at its round, is as wrong as one that comes too soon."""
+    before = (SettingsChange(first=14, period=16),)
+    held = asking(12, codecs=before)
+    enter = enter_by(held, asking(12, codecs=before))
+    assert enter.changes == before
+    for changes in ((), (SettingsChange(first=14, period=8),), (SettingsChange(first=15, period=16),)):
+        told = enter.model_copy(update={"changes": changes})
+        assert "round 14" in (enter_wrong(told, generation(9, (0, 1)), 0, held) or "")  # type: ignore[arg-type]
+
+
+def test_who_lacks_rounds_is_told_what_they_go_by() -> None:
+    """G4: two changes lie in what a member is to be served, and the one before them, by which its next round goes."""
+    changes = tuple(
+        SettingsChange(first=first, codec=codec) for first, codec in ((5, "int8"), (9, "fp16"), (11, "int4"))
+    )
+    assert enter_by(asking(12, codecs=changes), asking(7)).changes == changes
+    assert enter_by(asking(12, codecs=changes), asking(8)).changes == changes[1:]
+    assert enter_by(asking(12, codecs=changes), asking(12)).changes == changes[2:]
+
+
+def test_who_was_asked_asks_until_all_have_entered() -> None:
+    """G2: others may go on without those that have entered a generation, and then what it brought is gone."""
+    one = machine(0)
+    one.handle(SettingsAsked(TO_INT8), 1.0)
+    assert one.asks_settings
+    one.handle(SettingsAsked(None), 1.1)
+    assert not one.asks_settings
