@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from meshwire.checkpoints.manifest import CheckpointName
 from meshwire.jobs.lifecycle import JobState
 from meshwire.messages.job import GivenUp, JobSummary, Member, RankReport
+from meshwire.sync_modes.settings_changes import told_of
 from meshwire.text import printable
 
 AFTER_FAILURE = {"computes": "started again", "forwards": "not started again"}
@@ -59,10 +60,10 @@ def news(before: JobSummary, after: JobSummary) -> list[str]:
     if after.generation != before.generation:
         lost += provisional(after)
     lost += [
-        f"from round {one.first} on gradients travel in {printable(one.codec)}"
+        printable(told_of(after.changes, one))
         + (", for the network is no more what it was planned for" if one.by == "plan" else "")
-        for one in after.codecs
-        if one not in before.codecs
+        for one in after.changes
+        if one not in before.changes
     ]
     if not before.generation or not after.generation or after.state not in UNDER_WAY:
         return lost

@@ -15,8 +15,7 @@ from meshwire.messages.job import Fetch, Fetched, Found, JobSummary, Member, Met
 from meshwire.messages.link import MachineState
 from meshwire.messages.local import (
     Cancel,
-    ChangeCodec,
-    CodecTaken,
+    ChangeSettings,
     GetJobs,
     GetMachines,
     GetPeers,
@@ -33,12 +32,13 @@ from meshwire.messages.local import (
     PairJoin,
     Peers,
     PeerSummary,
+    SettingsTaken,
     Status,
     Unpair,
     Unpaired,
 )
 from meshwire.planning.measured_link import MeasuredLink
-from meshwire.sync_modes.codec_changes import CodecChange, newest_codec
+from meshwire.sync_modes.settings_changes import SettingsChange, SettingsInForce, newest_codec
 from tests.daemon.fakedaemon import JOB, SOFTWARE, STATUS, member, summary
 
 DEADLINE_S = 15.0
@@ -146,7 +146,7 @@ class ScriptedDaemon:
             "replicas_equal": True if step >= 10 else None,
             "prediction": Prediction(samples_s=125.0, alone_samples_s=75.0),
             "codec": "int8",
-            "codecs": self.jobs[JOB].codecs if JOB in self.jobs else (),
+            "changes": self.jobs[JOB].changes if JOB in self.jobs else (),
         }
         self.jobs[JOB] = summary(JobState.RUNNING, **(fields | changes))
 
@@ -172,7 +172,7 @@ class ScriptedDaemon:
                 return Machines(machines=((device(0), self.machine), *((one, theirs) for one in linked)))
             case GetCourse():
                 return self._course(body.job)
-            case ChangeCodec():
+            case ChangeSettings():
                 return self._change(body)
             case Fetch():
                 return await self._log(body)
@@ -212,11 +212,13 @@ class ScriptedDaemon:
         settings = tuple(self.settings.items())
         return JobCourse(summary=self.jobs[job], settings=settings, software=(), points=self.points, presence=())
 
-    def _change(self, body: ChangeCodec) -> CodecTaken:
+    def _change(self, body: ChangeSettings) -> SettingsTaken:
         job = self.jobs[body.job]
-        change = CodecChange(first=job.rounds + 2, codec=body.codec)
-        self.jobs[body.job] = job.model_copy(update={"codecs": (*job.codecs, change)})
-        return CodecTaken(change=change, before=newest_codec(job.codec or "", job.codecs))
+        before = newest_codec(job.codec or "", job.changes)
+        change = SettingsChange(first=job.rounds + 2, codec=body.codec or before, period=body.period)
+        self.jobs[body.job] = job.model_copy(update={"changes": (*job.changes, change)})
+        now, was = (SettingsInForce(codec=codec or "", period=0) for codec in (change.codec, before))
+        return SettingsTaken(first=change.first, now=now, before=was)
 
     def _end(self, job: str) -> None:
         changes = {"state": JobState.CANCELLED.value, "ended_at_s": 1_790_000_900.0, "error": "cancelled on anna"}

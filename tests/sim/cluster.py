@@ -19,8 +19,8 @@ from meshwire.messages.job import Generation, Metrics, RankReport
 from meshwire.messages.learner import SampleSpace
 from meshwire.rounds.chain import START
 from meshwire.rounds.effects import RoundComplete
-from meshwire.sync_modes.codec_changes import CodecChanges
 from meshwire.sync_modes.mode import SyncSettings
+from meshwire.sync_modes.settings_changes import SettingsChanges
 from meshwire.timeouts import Timeouts
 from tests.sim.clusterdaemon import Daemon, device_of, member_of
 from tests.sim.clusterhistory import Histories
@@ -82,9 +82,12 @@ class Cluster:
         invites: whether members ask devices to join that were never in the job.
         failed: why the job has ended, if it has: nobody is left who could go on with it.
         befallen: faults that have happened, by kind.
+        liars: numbers of daemons that may break the rules.
+        accused: what was said of them.
     """
 
     invites = False
+    liars: frozenset[int] = frozenset()
 
     def __init__(self, seed: int, setting: Setting, *, recording: bool = False, members_max: int | None = None) -> None:
         self.random = Random(seed)
@@ -108,6 +111,7 @@ class Cluster:
         self.moments = Moments()
         self.calm = False  # failures have stopped
         self.befallen: Counter[str] = Counter()
+        self.accused: list[str] = []
         self.transcript: list[str] | None = [] if recording else None
         self.told_lost: list[tuple[int, int]] = []  # rounds that were given up, and for the sake of how many daemons
         self.told_gone_back: set[bytes] = set()  # chain ids of rounds that were given up for a state that was saved
@@ -117,7 +121,8 @@ class Cluster:
         self._entered: dict[int, set[tuple[str, int]]] = {}  # by generation: who has entered it
         self._lives: dict[int, set[tuple[str, int]]] = {}  # by generation: its members
         self._cuts: dict[int, tuple[int, bytes]] = {}
-        self.codecs: dict[int, CodecChanges] = {}  # by generation
+        self.changes: dict[int, SettingsChanges] = {}  # by generation
+        self.periods: dict[tuple[bytes, int], int] = {}  # by base and the round after it: local steps
         self._starts: dict[int, bytes] = {}  # by generation: whose start its learners' bases are of
         self._found()
 
@@ -211,6 +216,17 @@ class Cluster:
         self.tell(daemon.name, f"promises generation {generation.number}, {held}")
         self.moments.come(Moment.PROMISES, daemon.number)
 
+    def breaks_rules(self, daemon: Daemon, number: int, text: str) -> None:
+        """What this daemon has against the one of that number."""
+        assert number in self.liars, f"{daemon.name}: honest daemons break no rule: peer{number}: {text}"
+        self.accused.append(text)
+        self.tell(daemon.name, f"refuses peer{number}: {text}")
+
+    def begins_period(self, base: bytes, round_: int, local_steps: int) -> None:
+        """A learner begins a step on the base before this round."""
+        known = self.periods.setdefault((base, round_), local_steps)
+        assert known == local_steps, f"C3: on one base periods have {known} and {local_steps} local steps"
+
     def entered(self, daemon: Daemon, generation: Generation, enter: Enter) -> None:
         key = generation.hash64()
         cut = enter.cut, enter.chain
@@ -219,7 +235,7 @@ class Cluster:
         held = (0, START) if daemon.rounds is None else (daemon.rounds.history.complete, daemon.rounds.history.chain)
         assert held[0] == enter.cut, "G6: whoever enters holds the rounds up to the cut, no more"
         assert held[1] == enter.chain, "G4: whoever enters has the history that is kept"
-        assert self.codecs.setdefault(key, enter.codecs) == enter.codecs, "C3: all go over to one codec at one round"
+        assert self.changes.setdefault(key, enter.changes) == enter.changes, "C3: all go over at one round"
         lives = {(member.device, member.incarnation) for member in generation.live.values()}
         assert self._lives.setdefault(key, lives) == lives
         hubs = [rank for rank in generation.counted if generation.members[rank].hub]
@@ -387,7 +403,7 @@ class Cluster:
                 break
         for daemon in self.daemons if self.well() else ():
             if daemon.alive and daemon.is_in and (known := daemon.machine.generation) is not None and known.learning:
-                asked = daemon.machine._state.codec_asked
+                asked = daemon.machine._state.settings_asked
                 assert asked is None, f"C3: {daemon.name} is asked for {asked}, and it is not done:\n{self.story()}"
 
     @property

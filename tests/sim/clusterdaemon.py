@@ -25,13 +25,14 @@ from meshwire.jobs.lifecycle import JobRecord, JobState
 from meshwire.membership.effects import MembershipPhase
 from meshwire.membership.lineage import rank_of
 from meshwire.membership.machine import Membership
+from meshwire.membership.proposal_checks import change_refusal
 from meshwire.message_base import Wire
 from meshwire.messages.envelope import Envelope
 from meshwire.messages.generation import CatchUp
 from meshwire.messages.job import BaseHash, Generation, GivenUp, Member
 from meshwire.messages.link import Software
 from meshwire.rounds.effects import Message
-from meshwire.sync_modes.codec_changes import CodecWish, newest_codec
+from meshwire.sync_modes.settings_changes import SettingsWish, newest_codec, newest_sync
 from tests.sim.clusterconnection import LinkEnd
 from tests.sim.clusterdisk import Disk
 from tests.sim.clusterexchange import Chunk, News
@@ -409,15 +410,18 @@ class Daemon(Node):
             self.leaving = True
             self.tasks.spawn(self._leave(), "leave")
 
-    def ask_codec(self, codec: str) -> None:
-        """`meshtrain change --codec`, where there are rounds and it is not in force."""
+    def ask_settings(self, wish: SettingsWish) -> None:
+        """`meshtrain change`, where there are rounds, they can go by that, and do not go by it."""
         if not self.is_in or self.rounds is None or self.leaving:
             return
         generations = self.host.generations
         assert generations is not None
-        if newest_codec(self.world.spec.codec, self.rounds.history.codecs) != codec:
-            self.world.tell(self.name, f"is asked for --codec {codec}")
-            generations.ask_codec(CodecWish(codec=codec))
+        changes, spec = self.rounds.history.changes, self.world.spec
+        codec, period = newest_codec(spec.codec, changes), newest_sync(spec.sync, changes).period
+        in_force = wish.codec in (None, codec) and wish.period in (None, period)
+        if not in_force and change_refusal(spec, wish) is None:
+            self.world.tell(self.name, f"is asked for {wish.text()}")
+            generations.ask_settings(wish)
 
     async def _leave(self) -> None:
         self.leaving = self.host.may_leave or await self.host.hand_over()

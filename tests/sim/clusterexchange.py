@@ -18,7 +18,7 @@ from meshwire.memory_layout.footprint import ROUND_OBJECTS_BYTES, UNAPPLIED_BYTE
 from meshwire.memory_layout.shared_slots import MemoryLayout
 from meshwire.messages.job import Generation
 from meshwire.rounds.effects import Message
-from meshwire.sync_modes.codec_changes import CodecChange, CodecChanges
+from meshwire.sync_modes.settings_changes import SettingsChange, SettingsChanges, codecs_by_round
 
 BUCKETS = 2
 SLOT_BYTES = 64
@@ -132,7 +132,7 @@ class Exchange:
         self._host = host
         self._binds = binds
         self._on_resume = on_resume
-        self.codecs: CodecChanges = ()
+        self.changes: SettingsChanges = ()
         self._own: dict[tuple[int, int], Own] = {}
         self._raw: dict[int, tuple[str, memoryview]] = {}  # by round, with s=0: what is to lie in the learner's slot
         self._places: dict[tuple[int, int, int], bytearray] = {}  # by round, bucket and sender
@@ -388,11 +388,11 @@ class Exchange:
 
     def codec_of(self, number: int) -> str:
         """In which a round travels."""
-        return next((change.codec for change in reversed(self.codecs) if change.first <= number), "fp32")
+        return codecs_by_round("fp32", [change for change in self.changes if change.first <= number])[-1][1]
 
-    def take_codecs(self, changes: Sequence[CodecChange]) -> None:
-        assert self._fenced, "C3: the codec changes between generations"
-        self.codecs = tuple(changes)
+    def take_changes(self, changes: Sequence[SettingsChange]) -> None:
+        assert self._fenced, "C3: settings change between generations"
+        self.changes = tuple(changes)
 
     def resume(self) -> None:
         self._on_resume()

@@ -8,6 +8,7 @@ from functools import partial
 from random import Random
 
 from meshwire.sync_modes.mode import SyncSettings, sync_settings
+from meshwire.sync_modes.settings_changes import SettingsWish
 from tests.sim.cluster import Cluster, Setting
 from tests.sim.clustermoments import Moment
 from tests.sim.clusternetwork import Wake
@@ -18,8 +19,11 @@ KINDS = (
     *("kill learner", "kill learner", "kill all learners", "pause", "hang", "poison"),
 )
 WAKES = {"sleep": Wake.IN_ORDER, "sleep, timers first": Wake.TIMERS_FIRST, "sleep, messages first": Wake.MESSAGES_FIRST}
-CODECS = ("fp32", "int8", "topk:0.01", "fp16")  # that people ask for
-ASKED = 0.4  # of the clusters are asked for another codec
+WISHES = (
+    *(SettingsWish(codec=codec) for codec in ("fp32", "int8", "topk:0.01", "fp16")),
+    *(SettingsWish(period=period) for period in (4, 16, 2, 8)),
+)  # that people ask for: where there are periods, either
+ASKED = 0.4  # of the clusters are asked for other settings
 FIXED = 0.3  # of the clusters in which every learner is waited for
 FOR_S = (0.1, 0.5, 1.0, 3.0, 8.0, 20.0)
 TIMED = 0.4  # of the faults wait for a moment of the protocol
@@ -123,10 +127,10 @@ def random_schedule(seed: int, kinds: Sequence[str] = (), count: int = 0) -> Sch
 
 
 def _asks(seed: int, devices: int, within_s: float) -> list[Fault]:
-    """People who ask for another codec; drawn apart, so that what else befalls a cluster stays what it was."""
+    """People who ask for other settings; drawn apart, so that what else befalls a cluster stays what it was."""
     random = Random(f"codecs {seed}")
     count = random.choice([1, 1, 2, 4]) if random.random() < ASKED else 0
-    return [random_fault(random, random.uniform(0.2, within_s), "ask codec", devices) for _ in range(count)]
+    return [random_fault(random, random.uniform(0.2, within_s), "ask", devices) for _ in range(count)]
 
 
 def _at_s(fault: Fault) -> float:
@@ -167,8 +171,9 @@ def befall(cluster: Cluster, fault: Fault) -> None:
         cluster.restart(fault.one)
     elif fault.kind == "leave":
         one.do(one.wish_leave)
-    elif fault.kind == "ask codec":
-        one.do(partial(one.ask_codec, CODECS[fault.other % len(CODECS)]))
+    elif fault.kind == "ask":
+        wish = WISHES[fault.other % 4 + 4 * (cluster.sync.period > 0 and fault.one % 2)]
+        one.do(partial(one.ask_settings, wish))
     elif fault.kind in WAKES:
         cluster.sleep(fault.one, fault.for_s, WAKES[fault.kind])
     elif fault.kind == "kill learner":

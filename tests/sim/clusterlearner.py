@@ -127,6 +127,7 @@ class Learner:
         self._overlaps = sync.overlaps
         self._in_flight = 0  # with rounds that overlap, its own step that is in no round of its base
         self._takes_in = False  # it is in the middle of its period, where it applies that one's
+        self._local_steps = max(1, sync.period)
         self._computing = 0  # void events of a period that ended early bear an earlier number
         self._unbound = False  # it computes, and no bucket is ready
         self._awaits_round = False  # with s=0 a step that is sealed ends with its round
@@ -179,8 +180,8 @@ class Learner:
             case RoundDone():
                 self._inbox.append((body, chain))
                 self._apply()
-            case Start(step=step):
-                self._start(step)
+            case Start(step=step, local_steps=steps):
+                self._start(step, steps)
             case EndPeriod(step=step):
                 self._end_early(step)
             case Save():
@@ -229,14 +230,16 @@ class Learner:
         if self._in_flight == done.step:
             self._in_flight = 0
         if self._awaits_round and done.step == self._step:
-            self._end_step(done.start)
+            self._end_step(done.start, done.local_steps)
         self._go_on()
         self._give_state()
         self._apply()
 
     # Steps
 
-    def _start(self, step: int) -> None:
+    def _start(self, step: int, local_steps: int) -> None:
+        self._local_steps = local_steps
+        self._daemon.world.begins_period(self.base, self.applied + 1, local_steps)
         assert not self._stepping, "R1: one step at a time"
         assert not self._awaits_round, "R1: with s=0 a step is over when its round is applied"
         assert not self._inbox, "R1: a step begins when all rounds are applied"
@@ -276,7 +279,7 @@ class Learner:
             self._back()
 
     def _compute(self) -> None:
-        forward_s = self._step_s * (0.5 if self._period == 0 else 1.0) + self.hang_s
+        forward_s = self._step_s * (self._local_steps / self._period if self._period else 0.5) + self.hang_s
         self.hang_s = 0.0
         poisoned, self.poison = self.poison, False
         self._unbound = True
@@ -358,14 +361,14 @@ class Learner:
         if self._awaits_round and self._lost_step == self._step:
             self._end_step(0)
 
-    def _end_step(self, start: int) -> None:
+    def _end_step(self, start: int, local_steps: int = 1) -> None:
         """`start`: the next step, where its round has said that it may begin; 0: its daemon will say so."""
         self._awaits_round = False
         self._say(LearnerStepped(step=self._step, samples=0, step_s=0.0, exposed_s=0.0))
         self._apply()
         self._give_state()
         if start:
-            self._start(start)
+            self._start(start, local_steps)
 
     def _after(self, delay_s: float, event: Callable[[], None]) -> None:
         self._daemon.later(delay_s, partial(self._alive, event))

@@ -186,8 +186,8 @@ class WatchedRounds:
                 assert self.daemon.generation is not None
                 self.generation = self.exchange.generation
                 assert self.generation == self.daemon.generation.hash64()
-                codecs = self.world.codecs.get(self.generation, ())
-                assert self.history.codecs == self.exchange.codecs == codecs, "C3: all travel in the codecs agreed on"
+                changes = self.world.changes.get(self.generation, ())
+                assert self.history.changes == self.exchange.changes == changes, "C3: all go by the settings agreed on"
             case RoundServed(done):
                 self._served(done)
         for effect in effects:

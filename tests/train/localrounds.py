@@ -36,6 +36,7 @@ from meshwire.model.manifest import ModelManifest
 from meshwire.model.plan import plan_buckets
 from meshwire.model.plans_by_round import RoundPlans
 from meshwire.samples.ledger import Ledger
+from meshwire.sync_modes.settings_changes import SettingsChanges, local_steps
 
 Values = NDArray[np.float32]
 
@@ -114,6 +115,7 @@ class LocalRounds:
         promises: bool = False,
     ) -> None:
         self._spec = spec
+        self.changes: SettingsChanges = ()
         self._promises = promises and spec.sync.staleness == 0
         self._staleness = spec.sync.staleness
         self._notify = notify
@@ -441,14 +443,17 @@ class LocalRounds:
             own = round_.steps.get(learner.rank, 0)
             newest = own == learner.step and learner.phase is Phase.SEALED and learner.decided == following
             learner.promised = own + 1 if self._promises and own and newest else 0
-            self._notify(learner.rank, round_.done.model_copy(update={"step": own, "start": learner.promised}))
+            steps = local_steps(self._spec.sync, self.changes, following + 1)
+            told = {"step": own, "start": learner.promised, "local_steps": steps}
+            self._notify(learner.rank, round_.done.model_copy(update=told))
             return True
         ahead = learner.decided - learner.applied
         may_start = learner.phase is Phase.BOUNDARY and learner.barrier is None and ahead <= self._staleness
         if learner.pending is None or not may_start:
             return False
         self._begin_step(learner)
-        self._notify(learner.rank, Start(step=learner.step, decided=learner.decided))
+        steps = local_steps(self._spec.sync, self.changes, learner.applied + 1)
+        self._notify(learner.rank, Start(step=learner.step, decided=learner.decided, local_steps=steps))
         return True
 
     def _begin_step(self, learner: LocalLearner) -> None:

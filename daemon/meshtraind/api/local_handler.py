@@ -29,7 +29,7 @@ from meshwire.messages.local import (
     AskTogether,
     Attach,
     Cancel,
-    ChangeCodec,
+    ChangeSettings,
     EnvironmentMade,
     GetJobs,
     GetMachines,
@@ -197,8 +197,8 @@ class LocalHandler:
                 return Done()
             case RemoveResults():
                 return ResultsRemoved(size_bytes=await self._jobs.housekeeper.remove(body.job))
-            case ChangeCodec():
-                return await questions.change_codec(body)
+            case ChangeSettings():
+                return await questions.change_settings(body)
             case Fetch():
                 return await questions.fetch(body, forward=True)
             case GetCourse():

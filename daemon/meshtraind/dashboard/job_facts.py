@@ -13,6 +13,7 @@ from meshwire.jobs.files import human_bytes
 from meshwire.messages.course import JobCourse
 from meshwire.messages.job import JobSummary, Metrics
 from meshwire.sync_modes.mode import SyncSettings, sync_settings
+from meshwire.sync_modes.settings_changes import local_steps, told_of
 
 
 @dataclass
@@ -61,7 +62,7 @@ def _plan(job: JobSummary, settings: dict[str, str]) -> str:
     known = settings | {"codec": job.codec}
     begun = " ".join(f"--{name} {known[name]}" for name in ("sync", "codec", "topology", "masks") if name in known)
     by = {"plan": " (by itself, for the network was no more what it was planned for)"}
-    changes = [f"from round {one.first} on --codec {one.codec}{by.get(one.by, '')}" for one in job.codecs]
+    changes = [f"{told_of(job.changes, one)}{by.get(one.by, '')}" for one in job.changes]
     return ", ".join([begun, *changes])
 
 
@@ -113,7 +114,8 @@ def _staleness(job: JobSummary, settings: Mapping[str, str]) -> str:
     except ValueError:  # of a version that knows other ones
         mode = None
     if mode is not None and not mode.staleness:
-        each = "each step" if mode.round_steps < 2 else f"each {mode.round_steps} steps"
+        steps = local_steps(mode, job.changes, newest_round(job))
+        each = "each step" if steps < 2 else f"each {steps} steps"
         parts.append(f"none: all wait for each other after {each}{_in_turns(mode)}")
     elif mode is not None and mode.overlaps:
         parts.append(f"all take a round in {mode.delay} steps after it has begun{_in_turns(mode)}")

@@ -14,6 +14,7 @@ from meshwire.collectives.strategy import topology_after, topology_of
 from meshwire.encoded_layout.projections import bits_per_value
 from meshwire.messages.job import JobSummary
 from meshwire.sync_modes.mode import sync_settings
+from meshwire.sync_modes.settings_changes import begun, local_steps
 
 RATE_S_MIN = 2.0  # between two looks that give a rate
 PLAIN_BITS = 32.0  # of a value in fp32
@@ -81,9 +82,9 @@ class JobTraffic:
         if factor is None:
             return
         if before is None or self.saved_bytes is None:
-            begun = any(change.first <= newest_round(job) for change in job.codecs)
-            self.saved_bytes = 0.0 if begun else factor * sum(payload.values())
-            self.since_round = newest_round(job) + 1 if begun else 1
+            changed = begun(job.changes, newest_round(job)) is not None
+            self.saved_bytes = 0.0 if changed else factor * sum(payload.values())
+            self.since_round = newest_round(job) + 1 if changed else 1
             return
         more = sum(max(0, sent - before.get(rank, 0)) for rank, sent in payload.items())
         self.saved_bytes += factor * more
@@ -119,8 +120,8 @@ class JobTraffic:
 
 def codec_of_now(job: JobSummary) -> str | None:
     """In which the newest round travels; None: not known any more."""
-    begun = [change.codec for change in job.codecs if change.first <= max(1, newest_round(job))]
-    return begun[-1] if begun else job.codec
+    change = begun(job.changes, max(1, newest_round(job)))
+    return job.codec if change is None or change.codec is None else change.codec
 
 
 def edges_of(job: JobSummary, settings: Mapping[str, str]) -> Mapping[tuple[int, int], float]:
@@ -158,14 +159,14 @@ def _saved_by(job: JobSummary, settings: Mapping[str, str]) -> float | None:
     whose sizes follow the values counts as large as it can be."""
     codec, members = codec_of_now(job), len(job.present)
     try:
-        period = max(1, sync_settings(settings["sync"]).period) if "sync" in settings else None
-        if codec is None or period is None or members < 2:
+        if codec is None or "sync" not in settings or members < 2:
             return None
+        steps = local_steps(sync_settings(settings["sync"]), job.changes, max(1, newest_round(job)))
         bits = bits_per_value(parse_codec(codec))
     except ValueError:
         return None
     vectors = sum(edges_of(job, settings).values()) or 2.0 * (members - 1)
-    return max(0.0, PLAIN_BITS * 2 * (members - 1) * period / (bits * vectors) - 1)
+    return max(0.0, PLAIN_BITS * 2 * (members - 1) * steps / (bits * vectors) - 1)
 
 
 def _began_anew(before: _Sent, now: _Sent) -> bool:

@@ -26,7 +26,7 @@ from meshtraind.dashboard.shown_code import ShownCode
 from meshtraind.transport.connection import ConnectionEnded, RequestFailed
 from meshwire import limits
 from meshwire.message_base import Wire, what_is_wrong
-from meshwire.messages.local import Cancel, ChangeCodec, Leave, MeasureLinks, PairAccept, PairJoin, Unpair
+from meshwire.messages.local import Cancel, ChangeSettings, Leave, MeasureLinks, PairAccept, PairJoin, Unpair
 
 STATIC = Path(__file__).parent / "static"
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -41,7 +41,7 @@ FILES = {
 ACTIONS: dict[str, type[Wire]] = {
     "/api/cancel": Cancel,
     "/api/leave": Leave,
-    "/api/codec": ChangeCodec,
+    "/api/codec": ChangeSettings,
     "/api/unpair": Unpair,
     "/api/pair/join": PairJoin,
     "/api/pair/accept": PairAccept,

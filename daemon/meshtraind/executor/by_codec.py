@@ -29,7 +29,7 @@ from meshwire.collectives.exchange import Part
 from meshwire.collectives.strategy import topology_after
 from meshwire.frames.header import Header
 from meshwire.model.plan import plan_for
-from meshwire.sync_modes.codec_changes import CodecChange
+from meshwire.sync_modes.settings_changes import SettingsChange, codecs_by_round
 
 
 @dataclass(slots=True)
@@ -127,23 +127,24 @@ class ExecutorsByCodec:
 
     # Generations
 
-    def take_codecs(self, changes: Sequence[CodecChange]) -> None:
+    def take_changes(self, changes: Sequence[SettingsChange]) -> None:
         """In a fence: what the history has changed, that this member enters or catches up with.
 
         A change of before that has not begun, and is not among them, was replaced before anybody entered it.
         """
         assert self._fenced
-        known = {(change.first, change.codec) for change in changes}
+        turns = codecs_by_round(self._settings.codec, changes)[1:]
+        known = {*turns}
         for turn in [turn for turn in self._turns[1:] if (turn.first, turn.codec) not in known]:
             if turn.first > self._host.complete + 1:
                 self._turns.remove(turn)
                 turn.executor.close()
-        for change in changes:
-            if all((turn.first, turn.codec) != (change.first, change.codec) for turn in self._turns):
-                executor = self._executor(self._settings_with(change.codec), None)
+        for first, codec in turns:
+            if self._turn(first).codec != codec:
+                executor = self._executor(self._settings_with(codec), None)
                 executor.fence()
-                self._turns.append(_Turn(change.first, change.codec, executor))
-        self._turns.sort(key=lambda turn: turn.first)
+                self._turns.append(_Turn(first, codec, executor))
+                self._turns.sort(key=lambda turn: turn.first)
         self._retire()
 
     def _settings_with(self, codec: str) -> ExchangeSettings:

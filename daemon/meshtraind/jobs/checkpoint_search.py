@@ -33,7 +33,7 @@ from meshwire.messages.job import (
     ResumePoint,
 )
 from meshwire.messages.local import ResumeFrom, SubmitProgress
-from meshwire.sync_modes.codec_changes import newest_codec
+from meshwire.sync_modes.settings_changes import newest_codec, newest_sync
 
 log = logging.getLogger(__name__)
 
@@ -240,17 +240,17 @@ def ship(job_folder: Path, job: str, wanted: CheckpointName, store: BlobStore, o
 
 
 def spec_of(manifest: CheckpointManifest) -> JobSpec:
-    """The specification of the job that has written it, with the codec that it had gone over to (C3). Raises
+    """The specification of the job that has written it, with the settings that it had gone over to (C3). Raises
     RequestFailed when that cannot be read."""
     try:
         spec = JobSpec.load(msgpack.unpackb(bytes.fromhex(manifest.spec), strict_map_key=True))
-        if not manifest.codecs:
-            return spec
-        codec = newest_codec(spec.codec, manifest.codecs)
+        codec, sync = newest_codec(spec.codec, manifest.changes), newest_sync(spec.sync, manifest.changes)
+        if codec == spec.codec:
+            return spec.model_copy(update={"sync": sync})
         topology = topology_after(spec.topology, parse_codec(spec.codec), parse_codec(codec))
     except ValueError as error:
         raise RequestFailed(f"it does not hold the specification of its job: {error}") from error
-    return spec.model_copy(update={"codec": codec, "topology": topology})
+    return spec.model_copy(update={"codec": codec, "topology": topology, "sync": sync})
 
 
 def _manifest_of(tree: FileManifest, store: BlobStore) -> CheckpointManifest:

@@ -44,9 +44,9 @@ from meshwire.messages.job import (
     OutputFile,
     Outputs,
 )
-from meshwire.messages.local import Cancel, ChangeCodec, CodecTaken, Watch, Watched
+from meshwire.messages.local import Cancel, ChangeSettings, SettingsTaken, Watch, Watched
 from meshwire.peer_news import joined
-from meshwire.sync_modes.codec_changes import CodecWish
+from meshwire.sync_modes.settings_changes import SettingsWish
 
 log = logging.getLogger(__name__)
 
@@ -198,8 +198,10 @@ class JobQueries:
         session.end("cancelled", reason, now=False, tell=False)
         await session.closed.wait()
 
-    async def change_codec(self, body: ChangeCodec) -> CodecTaken:
-        """A person asks for another codec in a job that runs here. Raises RequestFailed where that does not go."""
+    async def change_settings(self, body: ChangeSettings) -> SettingsTaken:
+        """A person asks for other settings of a job that runs here. Raises RequestFailed where that does not go."""
+        if body.codec is None and body.period is None:
+            raise RequestFailed("nothing to change was named: a codec, a period, or both")
         session = self._registry.session(body.job)
         if session is None:
             summary = await self._summary(body.job, ask_others=True)
@@ -207,7 +209,7 @@ class JobQueries:
                 raise RequestFailed(f"job {body.job} has ended: it is {summary.state}")
             there = " or ".join(summary.members[rank].name for rank in summary.present) or "one that takes part"
             raise RequestFailed(f"job {body.job} does not run on this device: ask on {there}")
-        return await session.change_codec(CodecWish(codec=body.codec))
+        return await session.change_settings(SettingsWish(codec=body.codec, period=body.period))
 
     async def _cancel_elsewhere(self, body: Cancel, summary: JobSummary) -> None:
         """Asks a member to end the job; first one that is in it now, for it can save what the job has learned."""

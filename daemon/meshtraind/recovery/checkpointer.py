@@ -252,5 +252,5 @@ class Checkpointer:
             deal=entry.deal,
             created_at_s=time.time(),
             software=self._software,
-            codecs=entry.codecs,
+            changes=entry.changes,
         )

@@ -23,7 +23,7 @@ from meshwire.messages.generation import (
 )
 from meshwire.messages.job import Fetched
 from meshwire.messages.learner import SampleSpace
-from meshwire.sync_modes.codec_changes import CodecChanges
+from meshwire.sync_modes.settings_changes import SettingsChanges
 
 REQUEST_TIMEOUT_S = 10.0
 ROUNDS_AT_ONCE = 8  # all others wait, and one after the other each would cost them a round trip
@@ -58,8 +58,8 @@ class RoundsAtCut(Protocol):
     def standing(self) -> Standing:
         """What is held here."""
 
-    def take_codecs(self, codecs: CodecChanges) -> None:
-        """C3: which rounds of the history that is kept travel in which codec."""
+    def take_changes(self, changes: SettingsChanges) -> None:
+        """C3: which rounds of the history that is kept go by which settings."""
 
     def served_after(self, complete: int) -> tuple[ServedRound, ...]:
         """The next rounds after `complete`. Raises KeyError when they are gone."""
@@ -105,7 +105,7 @@ class Beginning:
 
 async def fetch_rounds(rounds: HeldRounds, source: Messenger, job: str, enter: Enter) -> None:
     """Takes every round up to the cut that this member lacks. Raises RequestFailed, ConnectionEnded, TimeoutError."""
-    rounds.crossing.take_codecs(enter.codecs)
+    rounds.crossing.take_changes(enter.changes)
     while rounds.complete < enter.cut:
         before = rounds.complete
         asked = CatchUp(job=job, generation=enter.generation, complete=before, cut=enter.cut)
@@ -158,7 +158,7 @@ async def fetch_beginning(source: Messenger, job: str, enter: Enter, *, from_sta
     if not isinstance(model, Model) or not isinstance(reply, CaughtUp):
         raise RequestFailed(f"the source answered with {type(model).__name__} and {type(reply).__name__}")
     anew = enter.way == "back" or bool(enter.awaited) or from_start
-    entry = Entry(enter.cut, enter.chain, reply.seen, reply.deal, enter.counted, enter.learning, anew, enter.codecs)
+    entry = Entry(enter.cut, enter.chain, reply.seen, reply.deal, enter.counted, enter.learning, anew, enter.changes)
     return Beginning(model, reply.samples, entry, reply.barrier, reply.path)
 
 

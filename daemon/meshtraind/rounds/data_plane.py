@@ -10,7 +10,7 @@ from meshtraind.transport.round_link import RoundLink
 from meshwire.collectives.exchange import Part
 from meshwire.frames.header import Header
 from meshwire.messages.job import Generation
-from meshwire.sync_modes.codec_changes import CodecChange
+from meshwire.sync_modes.settings_changes import SettingsChange
 
 if TYPE_CHECKING:  # numpy, which nothing here needs
     from meshtraind.contributions.results import EncodedRound
@@ -77,7 +77,7 @@ class DataPlane(Protocol):
 
     # From one generation to the next
 
-    def take_codecs(self, changes: Sequence[CodecChange]) -> None:
+    def take_changes(self, changes: Sequence[SettingsChange]) -> None:
         """In a fence: what the history has changed, that this member enters or catches up with (C3)."""
 
     def fence(self) -> None:

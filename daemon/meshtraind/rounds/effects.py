@@ -151,7 +151,7 @@ class EffectPerformer:
     def entry(self) -> Entry:
         """Where who would go on from the newest round of the history begins."""
         history = self._parts.history
-        return Entry(history.complete, history.chain, history.samples, self.deal, codecs=history.codecs)
+        return Entry(history.complete, history.chain, history.samples, self.deal, changes=history.changes)
 
     def close(self) -> None:
         """Stops the timer, and performs nothing more."""

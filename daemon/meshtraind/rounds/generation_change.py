@@ -9,8 +9,15 @@ from meshtraind.rounds.history import completion
 from meshwire.memory_layout.footprint import unapplied_max
 from meshwire.messages.generation import DealState, Enter, ServedRound, Standing
 from meshwire.messages.job import Generation, JobSpec
-from meshwire.rounds.inputs import FenceRaised, GenerationEntered, LearnerTakenIn, LearningChanged, RoundServed
-from meshwire.sync_modes.codec_changes import CodecChanges
+from meshwire.rounds.inputs import (
+    FenceRaised,
+    GenerationEntered,
+    LearnerTakenIn,
+    LearningChanged,
+    RoundServed,
+    SettingsChanged,
+)
+from meshwire.sync_modes.settings_changes import SettingsChanges
 
 
 def rounds_kept(plane: DataPlane, spec: JobSpec, generation: Generation) -> int:
@@ -56,16 +63,17 @@ class GenerationChange:
             linked=(),
             counted=self._counted,
             learning=self._learning,
-            codecs=history.codecs,
+            changes=history.changes,
             ahead=self._parts.spec.sync.staleness + 1,
         )
 
     # To the cut
 
-    def take_codecs(self, codecs: CodecChanges) -> None:
-        """C3: which rounds of the history that is kept travel in which codec."""
-        self._parts.history.codecs = codecs
-        self._parts.plane.take_codecs(codecs)
+    def take_changes(self, changes: SettingsChanges) -> None:
+        """C3: which rounds of the history that is kept go by which settings."""
+        self._parts.history.changes = changes
+        self._parts.plane.take_changes(changes)
+        self._performer.handle(SettingsChanged(changes))
 
     @property
     def deal(self) -> DealState | None:
@@ -114,7 +122,7 @@ class GenerationChange:
         """G6: from now on this generation's rounds are taken; those above the cut begin anew."""
         self._count(enter.counted, enter.learning)
         parts, performer = self._parts, self._performer
-        self.take_codecs(enter.codecs)
+        self.take_changes(enter.changes)
         performer.generation = enter.generation
         performer.stage = Stage.ENTERED
         parts.plane.enter(enter.generation, generation.ranks, parts.links, enter.cut, learning=generation.learning)

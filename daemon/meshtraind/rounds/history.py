@@ -9,7 +9,7 @@ from meshwire.messages.generation import DealState, ServedRound
 from meshwire.messages.job import Generation
 from meshwire.rounds.chain import START, chain
 from meshwire.rounds.effects import RoundComplete
-from meshwire.sync_modes.codec_changes import CodecChanges
+from meshwire.sync_modes.settings_changes import SettingsChanges
 
 SERVED_BYTES_MAX = limits.CONTROL_BYTES_MAX // 2  # of one reply
 
@@ -26,7 +26,7 @@ class Entry:
         counted, learning: the newest generation that the deal is to follow, and whose learners compute in it (X3); 0:
             the one in which the rounds begin.
         anew: no member holds an earlier round: the codec begins as at the start of the job.
-        codecs: that the history has gone over to (C3).
+        changes: of settings that the history has gone through (C3).
     """
 
     complete: int = 0
@@ -36,7 +36,7 @@ class Entry:
     counted: int = 0
     learning: tuple[int, ...] = ()
     anew: bool = False
-    codecs: CodecChanges = ()
+    changes: SettingsChanges = ()
 
     def follows(self, begins_in: Generation) -> tuple[int, tuple[int, ...]]:
         """X3: number and learning ranks of the newest generation that the deal follows, if rounds begin in this one."""
@@ -49,13 +49,13 @@ class RoundHistory:
     Attributes:
         complete: the newest round.
         samples: in all of them; void ones count, for their samples are not dealt again (X5).
-        codecs: that it has gone over to.
+        changes: of settings that it has gone through.
     """
 
     def __init__(self, entry: Entry) -> None:
         self.complete = entry.complete
         self.samples = entry.samples
-        self.codecs: CodecChanges = entry.codecs
+        self.changes: SettingsChanges = entry.changes
         self._chains = deque([entry.chain], maxlen=limits.CHAINS_MAX)
         self._rounds: dict[int, RoundComplete] = {}
 

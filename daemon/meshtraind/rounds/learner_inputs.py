@@ -138,7 +138,7 @@ class LearnerInputs:
         now_s, job_rounds = self._loop.time(), self._parts.job_rounds
         if job_rounds.in_barrier:
             self._in_barrier_s = now_s
-        since_s, after_s = job_rounds.machine.hangs_since_s, hangs_after_s(self._parts.spec.sync.period)
+        since_s, after_s = job_rounds.machine.hangs_since_s, hangs_after_s(job_rounds.machine.local_steps)
         if since_s is None or now_s - max(since_s, self._in_barrier_s) < after_s:
             return None
         step, phase = job_rounds.machine.step, job_rounds.machine.phase.value

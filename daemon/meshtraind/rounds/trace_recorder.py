@@ -15,7 +15,7 @@ from meshwire.rounds.inputs import CompleteAnnounced, GenerationEntered, Input
 from meshwire.rounds.learner_state import Decision, RoundSettings
 from meshwire.rounds.machine import RoundMachine
 
-FORMAT = 4  # of the lines; to be counted up when an old trace cannot be read any more
+FORMAT = 5  # of the lines; to be counted up when an old trace cannot be read any more
 
 Line = tuple[str, dict[str, Any]]
 """What happened, and its values."""

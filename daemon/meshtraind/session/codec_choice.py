@@ -4,12 +4,12 @@ from meshtraind.storage.job_record import Job
 from meshwire.jobs.lifecycle import JobState
 from meshwire.messages.job import JobSummary
 from meshwire.planning.replan import Replanned, Replanner, StepForecast
-from meshwire.sync_modes.codec_changes import newest_codec
+from meshwire.sync_modes.settings_changes import newest_codec
 
 
 class CodecChoice:
-    """Looks at a job once a second. The lowest rank that computes asks for all, and only as long as no person has: a
-    codec that somebody has chosen stays."""
+    """Looks at a job once a second. The lowest rank that computes asks for all, and only as long as no person has:
+    settings that somebody has chosen stay."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -24,9 +24,9 @@ class CodecChoice:
             return None
         if not summary.learning or min(summary.learning) != self._job.rank:
             return None
-        if any(change.by == "person" for change in summary.codecs):
+        if any(change.by == "person" for change in summary.changes):
             return None
-        codec = newest_codec(self._job.spec.codec, summary.codecs)
+        codec = newest_codec(self._job.spec.codec, summary.changes)
         return replanner.look(now_s, step, codec, slowness(summary, replanner.forecast), summary.learning)
 
 

@@ -18,7 +18,7 @@ from meshwire.job_figures import mean_values, samples_s
 from meshwire.messages.course import CoursePoint, CoursePresence, JobCourse
 from meshwire.messages.job import JobSpec, JobSummary, Metrics, Rank
 from meshwire.messages.link import Software
-from meshwire.sync_modes.codec_changes import CodecChange
+from meshwire.sync_modes.settings_changes import SettingsChange, told_of
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class CourseKeeper:
         summary = self._job.summary()
         return JobCourse(
             summary=summary,
-            settings=described(self._job.spec, summary.codecs),
+            settings=described(self._job.spec, summary.changes),
             software=tuple(sorted(self._software.items())),
             points=tuple(self._points),
             presence=tuple(self._presence),
@@ -121,14 +121,15 @@ def _finite_means(reports: Mapping[Rank, Metrics]) -> tuple[tuple[str, float], .
     return tuple(mean_values(finite))[: limits.COURSE_VALUES_MAX]
 
 
-def described(spec: JobSpec, codecs: Sequence[CodecChange] = ()) -> tuple[tuple[str, str], ...]:
+def described(spec: JobSpec, changes: Sequence[SettingsChange] = ()) -> tuple[tuple[str, str], ...]:
     """All by which a job was defined, in words. Of its environment variables the names, for values may be secrets."""
     told = {
         "script": spec.script + (", as a module" if spec.as_module else ""),
         "arguments": " ".join(spec.args),
         "environment variables": ", ".join(key for key, _ in spec.env),
         "sync": spec.sync.text(),
-        "codec": "; ".join([spec.codec, *(f"from round {one.first} on {one.codec}" for one in codecs)]),
+        "codec": spec.codec,
+        "changed": "; ".join(told_of(changes, one) for one in changes),
         "topology": spec.topology or "",
         "masks": "" if spec.masks is None else str(spec.masks),
         "engine": spec.engine,

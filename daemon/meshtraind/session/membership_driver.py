@@ -46,7 +46,6 @@ from meshwire.membership.effects import (
 from meshwire.membership.inputs import (
     CannotCatchUp,
     CaughtUpToCut,
-    CodecAsked,
     FarthestRoundTrip,
     HoldingLost,
     Input,
@@ -56,6 +55,7 @@ from meshwire.membership.inputs import (
     PeerGone,
     RequestMade,
     RoundsCounted,
+    SettingsAsked,
     SteppedOut,
     TimerDue,
     ViolationSeen,
@@ -63,13 +63,13 @@ from meshwire.membership.inputs import (
 )
 from meshwire.membership.lineage import Path, rank_of
 from meshwire.membership.machine import Membership
-from meshwire.membership.proposal_checks import codecs_wrong
+from meshwire.membership.proposal_checks import changes_wrong
 from meshwire.membership.record import MembershipStart
 from meshwire.membership.requests import Kind
 from meshwire.messages.generation import AskIn, Enter, Holding, PathStep, Promised, Standing, Where
 from meshwire.messages.group import WorldHere
 from meshwire.messages.job import Generation, GivenUp, Member
-from meshwire.sync_modes.codec_changes import CodecWish
+from meshwire.sync_modes.settings_changes import SettingsWish
 from meshwire.text import printable
 from meshwire.timeouts import Timeouts
 
@@ -313,7 +313,7 @@ class MembershipDriver(Generic[M]):
     def notice(self, device: str, body: Message) -> None:
         """A message of a member, or of one that was or wants to be one."""
         spec = self._job.spec
-        if isinstance(body, Enter | Promised) and (wrong := codecs_wrong(body, spec)):
+        if isinstance(body, Enter | Promised) and (wrong := changes_wrong(body, spec)):
             self.refuse(device, wrong)
         elif isinstance(body, AskIn) and self._host.founding and spec.restarts_max is None:
             self._asking[device] = body
@@ -324,9 +324,14 @@ class MembershipDriver(Generic[M]):
         """This member's learner computes no more, or is ready to; or this member leaves."""
         self._take(RequestMade(kind))
 
-    def ask_codec(self, wish: CodecWish | None) -> None:
-        """Another codec is asked for here (C3), or that is taken back."""
-        self._take(CodecAsked(wish))
+    def ask_settings(self, wish: SettingsWish | None) -> None:
+        """Other settings are asked for here (C3), or that is taken back."""
+        self._take(SettingsAsked(wish))
+
+    @property
+    def asks_settings(self) -> bool:
+        """Other settings are asked for here, and all members of a generation that brings them have not entered it."""
+        return self._machine.asks_settings
 
     def refuse(self, device: str, reason: str) -> None:
         """A member broke the protocol (G10)."""
@@ -659,7 +664,7 @@ class MembershipDriver(Generic[M]):
     def _enter(self, generation: Generation, enter: Enter) -> None:
         self._job.hashes.forget(above=enter.cut)
         self._job.take(generation, enter.awaited)
-        self._job.take_codecs(enter.codecs)
+        self._job.take_changes(enter.changes)
         self._enter_of_now = enter
         for member in generation.live.values():
             self._asking.pop(member.device, None)  # it is in

@@ -32,7 +32,7 @@ from meshwire.messages.group import NOT_PREPARED, GroupWorld, WorldHere
 from meshwire.messages.job import Generation
 from meshwire.messages.learner import LearnerModel
 from meshwire.model.manifest import ModelManifest
-from meshwire.sync_modes.codec_changes import CodecWish
+from meshwire.sync_modes.settings_changes import SettingsWish
 
 if TYPE_CHECKING:
     from meshtraind.rounds.driver import Rounds, RoundsOwner
@@ -500,7 +500,7 @@ class MembershipHost(Generic[C]):
         if newest is None or newest.round != enter.cut or bytes.fromhex(newest.manifest.chain) != enter.chain:
             raise RequestFailed(f"the checkpoint after round {enter.cut} is gone")
         saved = newest.manifest
-        entry = Entry(enter.cut, enter.chain, saved.samples, saved.deal, anew=True, codecs=enter.codecs)
+        entry = Entry(enter.cut, enter.chain, saved.samples, saved.deal, anew=True, changes=enter.changes)
         return Beginning(self._maker.model(), saved.space, entry, self._barriers.passed)
 
     @property
@@ -695,10 +695,15 @@ class MembershipHost(Generic[C]):
         generation = self._job.generation
         return not self.is_out and generation is not None and bool(generation.learning)
 
-    def ask_codec(self, wish: CodecWish | None) -> None:
-        """Another codec is asked for here (C3), or that is taken back."""
+    def ask_settings(self, wish: SettingsWish | None) -> None:
+        """Other settings are asked for here (C3), or that is taken back."""
         if self.generations is not None:
-            self.generations.ask_codec(wish)
+            self.generations.ask_settings(wish)
+
+    @property
+    def asks_settings(self) -> bool:
+        """They are not agreed on yet, by all members of a generation."""
+        return self.generations is not None and self.generations.asks_settings
 
     @property
     def is_out(self) -> bool:

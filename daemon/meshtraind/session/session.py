@@ -36,14 +36,14 @@ from meshwire import limits
 from meshwire.codecs.registry import parse_codec
 from meshwire.jobs.checkpoint_schedule import CheckpointSchedule
 from meshwire.jobs.lifecycle import JobEvent, JobState, job_number
-from meshwire.membership.proposal_checks import codec_refusal
+from meshwire.membership.proposal_checks import change_refusal
 from meshwire.message_base import Wire
 from meshwire.messages.generation import Model
 from meshwire.messages.group import EITHER_OR, GroupWelcome, GroupWorld, WorldHere
 from meshwire.messages.job import BaseHash, End, Generation, JobSummary, Outcome
 from meshwire.messages.learner import LearnerHash, LearnerWelcome
-from meshwire.messages.local import CodecTaken
-from meshwire.sync_modes.codec_changes import CodecWish, newest_codec
+from meshwire.messages.local import SettingsTaken
+from meshwire.sync_modes.settings_changes import SettingsWish, options_text
 from meshwire.timeouts import Timeouts
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class JobSession:
         self._metrics = MetricsKeeper(links)
         self.course = CourseKeeper(node, job)
         self._choice = CodecChoice(job)
-        self._changes_codec = False  # another one was asked for here, and is waited for
+        self._changing = False  # other settings were asked for here, and are waited for
         self._tasks = TaskSet(f"job {job.spec.job}", self._task_failed)
         self.maker = RoundsFactory(job, links, rtt_s, Timeouts(patience_s=node.patience_s).stall_s)
         self.learner = LearnerHandler(job, self._barriers, self._metrics, self, self._tasks)
@@ -592,34 +592,39 @@ class JobSession:
         log.info("job %s: the others go on without this device", self.job.spec.job)
         return True
 
-    async def change_codec(self, wish: CodecWish) -> CodecTaken:
-        """All go over to another codec (C3): returns from which round on. Raises RequestFailed where they cannot, or
-        have not agreed in time; then it is not asked for any more."""
+    async def change_settings(self, wish: SettingsWish) -> SettingsTaken:
+        """All go over to other settings (C3): returns from which round on. Raises RequestFailed where they cannot, or
+        have not agreed in time; then they are not asked for any more."""
         job, spec = self.job, self.job.spec
         if job.ending or self.passage.rounds is None or not self.passage.computes_somewhere:
             raise RequestFailed(f"job {spec.job} has no rounds now: ask again when its learners compute")
-        if why := codec_refusal(spec, wish.codec):
+        if why := change_refusal(spec, wish):
             raise RequestFailed(why)
-        before, codec = newest_codec(spec.codec, job.codecs), str(parse_codec(wish.codec))
-        if parse_codec(codec) == parse_codec(before):
-            raise RequestFailed(f"the rounds of job {spec.job} travel in {before} already, or are about to")
-        if self._changes_codec:
-            raise RequestFailed(f"job {spec.job} is about to go over to another codec: ask again in a moment")
-        self._changes_codec = True
-        self.passage.ask_codec(wish.model_copy(update={"codec": codec}))
+        before = job.in_force()
+        codec = None if wish.codec is None else str(parse_codec(wish.codec))
+        if codec in (None, str(parse_codec(before.codec))) and wish.period in (None, before.period):
+            typed = options_text(None if codec is None else before.codec, wish.period)
+            raise RequestFailed(f"the rounds of job {spec.job} go by {typed} already, or are about to")
+        if self._changing:
+            raise RequestFailed(f"job {spec.job} is about to go over to other settings: ask again in a moment")
+        self._changing = True
+        asked = wish.model_copy(update={"codec": codec})
+        self.passage.ask_settings(asked)
         try:
             async with asyncio.timeout(CHANGE_TIMEOUT_S):
-                while not job.codecs or job.codecs[-1].codec != codec:
+                while self.passage.asks_settings:
                     if job.ending:
                         raise RequestFailed(f"job {spec.job} has ended before its members had agreed")
-                    await job.news(CHANGE_TIMEOUT_S)
+                    await job.news(REPORT_INTERVAL_S)
         except TimeoutError:
             waiting = f": it waits for {job.waiting}" if job.waiting else ""
             raise RequestFailed(f"the members have not agreed within {CHANGE_TIMEOUT_S:.0f} s{waiting}") from None
         finally:
-            self._changes_codec = False
-            self.passage.ask_codec(None)
-        return CodecTaken(change=job.codecs[-1], before=before)
+            self._changing = False
+            self.passage.ask_settings(None)
+        if not asked.is_met(job.changes):
+            raise RequestFailed(f"job {spec.job} has gone over to other settings meanwhile: ask again")
+        return SettingsTaken(first=job.changes[-1].first, now=job.in_force(), before=before)
 
     async def stays(self) -> bool:
         """Saves a job that only this device could go on with, here and on its hubs. Returns whether it can be begun
@@ -789,7 +794,7 @@ class JobSession:
 
     def _choose_codec(self, summary: JobSummary) -> None:
         """Has all go over to another codec, where the links are not what the job was planned for."""
-        if self._changes_codec:
+        if self._changing:
             return
         found = self._choice.look(summary, self._metrics.step, time.monotonic())
         if found is None:
@@ -802,7 +807,7 @@ class JobSession:
 
     async def _take_chosen(self, codec: str) -> None:
         try:
-            await self.change_codec(CodecWish(codec=codec, by="plan"))
+            await self.change_settings(SettingsWish(codec=codec, by="plan"))
         except RequestFailed as error:
             log.warning("job %s stays with its codec: %s", self.job.spec.job, error)
 

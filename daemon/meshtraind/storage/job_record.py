@@ -24,7 +24,13 @@ from meshwire.messages.job import (
     RankReport,
     RefusedRank,
 )
-from meshwire.sync_modes.codec_changes import CodecChanges, newest_codec
+from meshwire.sync_modes.settings_changes import (
+    SettingsChanges,
+    SettingsInForce,
+    newest_codec,
+    newest_sync,
+    told_of,
+)
 
 log = logging.getLogger(__name__)
 
@@ -168,7 +174,7 @@ class Job:
         self.on_odd: Callable[[int, set[int]], None] = lambda _round, _ranks: None
         self.generation: Generation | None = None
         self._awaited: tuple[int, ...] = ()  # G9: whose learners are to begin together in the next one
-        self.codecs: CodecChanges = ()  # that the rounds of this history have gone over to (C3)
+        self.changes: SettingsChanges = ()  # of settings that this history has gone through (C3)
         self._waiting = ""
         self._waits_to_prepare = False
         self.unlinkable: Mapping[str, str] = {}  # why devices that answer cannot be linked, by id
@@ -224,13 +230,18 @@ class Job:
         self._save()
         self.touch()
 
-    def take_codecs(self, codecs: CodecChanges) -> None:
-        """Notes in which codecs the rounds of this history travel (C3)."""
-        if codecs and codecs != self.codecs:
-            newest = codecs[-1]
-            log.info("job %s: rounds travel in %s from round %d on", self.spec.job, newest.codec, newest.first)
-        self.codecs = codecs
+    def take_changes(self, changes: SettingsChanges) -> None:
+        """Notes which settings the rounds of this history go by (C3)."""
+        if changes and changes != self.changes:
+            log.info("job %s: %s", self.spec.job, told_of(changes, changes[-1]))
+        self.changes = changes
         self.touch()
+
+    def in_force(self, changes: SettingsChanges | None = None) -> SettingsInForce:
+        """What rounds go by now, or are about to. `changes`: of settings; None: all that are known."""
+        known = self.changes if changes is None else changes
+        period = newest_sync(self.spec.sync, known).period
+        return SettingsInForce(codec=newest_codec(self.spec.codec, known), period=period)
 
     def take(self, generation: Generation, awaited: tuple[int, ...] = ()) -> None:
         """Notes that this device is in a new generation, the first included.
@@ -436,7 +447,7 @@ class Job:
             provisional=generation is not None and generation.provisional and not self.ended,
             restarted=self._restarted,
             codec=self.spec.codec,
-            codecs=self.codecs,
+            changes=self.changes,
         )
 
     def _unlinkable(self) -> tuple[tuple[int, str], ...]:
@@ -450,8 +461,8 @@ class Job:
             name=self.spec.name,
             spec={
                 "script": self.spec.script,
-                "sync": self.spec.sync.text(),
-                "codec": newest_codec(self.spec.codec, self.codecs),
+                "sync": newest_sync(self.spec.sync, self.changes).text(),
+                "codec": newest_codec(self.spec.codec, self.changes),
                 "topology": self.spec.topology,
                 "seed": self.spec.seed,
                 "names": [member.name for member in self.members],

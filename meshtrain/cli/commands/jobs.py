@@ -8,7 +8,7 @@ import typer
 
 from meshtrain.cli.ui.completion import complete_jobs
 from meshtrain.cli.ui.connection import connected
-from meshtrain.cli.ui.errors import CliError, reported, show_error
+from meshtrain.cli.ui.errors import BadCommandLine, CliError, reported, show_error
 from meshtrain.cli.ui.job import MATCHES_SHOWN, age, find_job, list_jobs
 from meshtrain.cli.ui.options import DataDir, Json
 from meshtrain.cli.ui.terminal import at_terminal, plain, print_json, print_table, say
@@ -17,18 +17,19 @@ from meshtrain.errors import RequestError
 from meshtrain.following.shown_text import human_seconds
 from meshtrain.following.status_line import trains_in_groups
 from meshtrain.following.watching import has_ended
+from meshwire import limits
 from meshwire.jobs.files import human_bytes
 from meshwire.jobs.lifecycle import JobState
 from meshwire.messages.envelope import Done
 from meshwire.messages.job import JobSummary
 from meshwire.messages.local import (
     Cancel,
-    ChangeCodec,
-    CodecTaken,
+    ChangeSettings,
     GetStatus,
     Leave,
     RemoveResults,
     ResultsRemoved,
+    SettingsTaken,
     Status,
 )
 from meshwire.peer_news import joined, losses, provisional
@@ -134,28 +135,45 @@ def change(
         str, typer.Argument(metavar="JOB", help="Its id, a prefix of it, or its name.", autocompletion=complete_jobs)
     ],
     codec: Annotated[
-        str,
+        str | None,
         typer.Option("--codec", help="What gradients travel in from now on, such as int8; see meshtrain codecs."),
-    ],
+    ] = None,
+    period: Annotated[
+        int | None,
+        typer.Option(
+            "--period",
+            metavar="H",
+            help="Local steps in a round from now on, where --sync is local:H, diloco:H, sparseloco:H or muloco:H.",
+        ),
+    ] = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Change a job's settings while it runs: the codec, where the network has become slower or faster.
+    """Change a job's settings while it runs, where the network has become slower or faster: the codec, the period, or
+    both.
 
-    All members agree on the first round that travels so; nothing is lost that the codec of before has left out. Ask on
-    a device that takes part. What else is to change takes a new job: meshtrain submit --resume JOB.
+    All members agree on the first round that goes by them; nothing is lost that the codec of before has left out. Ask
+    on a device that takes part. What else is to change takes a new job: meshtrain submit --resume JOB.
     """
+    if codec is None and period is None:
+        raise BadCommandLine("say what is to change", f"meshtrain change {job} --codec int8, or --period 16, or both")
+    if period is not None and not 1 <= period <= limits.PERIOD_MAX:
+        raise BadCommandLine(f"--period {period}: a round has from 1 to {limits.PERIOD_MAX} local steps")
     with connected(data_dir) as client:
         found = find_job(client, job)
         if has_ended(found):
             raise CliError(f"job {found.job} has ended already: {found.state}")
-        asked = ChangeCodec(job=found.job, codec=codec)
-        taken = ask(client, asked, CodecTaken, name=f"changing {found.job}", timeout_s=CHANGE_TIMEOUT_S)
+        asked = ChangeSettings(job=found.job, codec=codec, period=period)
+        taken = ask(client, asked, SettingsTaken, name=f"changing {found.job}", timeout_s=CHANGE_TIMEOUT_S)
     if json:
-        print_json({"job": found.job, "before": taken.before, **plain(taken.change)})
+        print_json({"job": found.job, "first": taken.first, **plain(taken.now), "before": plain(taken.before)})
         return
-    change = taken.change
-    say(f"job {found.job}: from round {change.first} on gradients travel in {change.codec}, not {taken.before}")
+    now, before, said = taken.now, taken.before, []
+    if now.codec != before.codec:
+        said.append(f"gradients travel in {now.codec}, not {before.codec}")
+    if now.period != before.period:
+        said.append(f"a period has {now.period} local steps, not {before.period}")
+    say(f"job {found.job}: from round {taken.first} on {', and '.join(said)}")
 
 
 @reported

@@ -47,6 +47,7 @@ class StepBoundary:
 
     Attributes:
         decided: rounds that this learner was in or was passed over in, when its step began.
+        local_steps: of the step at hand, where it is a period (R9).
         bases: contexts of `base` that are open.
     """
 
@@ -78,6 +79,7 @@ class StepBoundary:
         self._began_s = time.monotonic()
         self._waited_before_s = channel.waited_s
         self.decided = 0
+        self.local_steps = 1
         self.bases = 0
         self._held: Mapping[int, torch.Tensor] = {}  # this learner's own buffers, while the model holds the base's
         channel.route(Start, self._on_start)
@@ -95,8 +97,10 @@ class StepBoundary:
             done: with s=0 the step's own round, which may bring the word to start; None: there is none.
         """
         self._tell_stepped()
-        if done is not None and done.start:
-            self._started, self.decided = done.start, done.round
+        if done is not None:
+            self.local_steps = done.local_steps
+            if done.start:
+                self._started, self.decided = done.start, done.round
         self.wait_start()
 
     def _tell_stepped(self) -> None:
@@ -134,7 +138,9 @@ class StepBoundary:
         """Between two local steps, with rounds that overlap (R9): applies rounds until the one is applied that a period
         has begun. Local weights go on, as they follow it."""
         if not until():
+            steps = self.local_steps
             self._wait(until, f"step {self._contribution.step} for the round before it")
+            self.local_steps = steps  # a period keeps those that it has begun with
             self._show_view()
 
     def idle(self, reason: str, until: Callable[[], bool], what: str) -> None:
@@ -238,6 +244,7 @@ class StepBoundary:
                 f"which this peer cannot do alike: {late[1]}, or submit with --shares equal"
             )
         self._base.apply(done)
+        self.local_steps = done.local_steps
         self._saver.save_due()
 
     def _leave_step(self) -> bool:
@@ -275,7 +282,7 @@ class StepBoundary:
             self._base.view.show_view()
 
     def _on_start(self, start: Start) -> None:
-        self._started, self.decided = start.step, start.decided
+        self._started, self.decided, self.local_steps = start.step, start.decided, start.local_steps
 
     def _on_encoder_task(self, task: EncoderTask) -> None:
         """Not within a step: that may be in its backward pass, where autograd is off, and others wait for its end."""

@@ -36,7 +36,8 @@ from meshwire.sync_modes.mode import SyncSettings
 
 
 class LocalStep:
-    """From its creation until `close`, the script's `optimizer.step()` is this object's; each H-th call ends a period.
+    """From its creation until `close`, the script's `optimizer.step()` is this object's; each H-th call ends a period,
+    whose H the daemon has said with the word to begin it (C3).
 
     A step that a GradScaler skips is one too: every learner's periods take equally many batches.
 
@@ -45,7 +46,7 @@ class LocalStep:
         base: with the outer optimizer, which rounds are applied with.
         weights: the local weights, and the base beside them.
         growth: what stands for the change of weights that are left out.
-        sync: the period H, local steps in a round, from which round on, and the bound s.
+        sync: the bound s, and after how many steps a round is taken in that nobody waits for.
 
     Attributes:
         number: of the local step at hand, from 1.
@@ -70,8 +71,8 @@ class LocalStep:
         self._weights = weights
         self._growth = growth
         self._scaling = scaling
-        self._sync = sync
         self._waits = sync.staleness == 0
+        self._delay = sync.delay
         self._called = 0  # this step's period ends with the local step at hand
         self._frozen = FrozenCheck(base.means.tensors, step.optimizer)
         self.rehearsal = Rehearsal(base.means.parameters(), base.buffers, scaling, growth)
@@ -143,7 +144,7 @@ class LocalStep:
             lost = done is None or done.void
         else:
             lost = contribution.poisoned  # what is not finite would spread over all periods that begin ahead by it
-            if not lost or self._sync.overlaps:  # then all take it in at the same step, void or not
+            if not lost or self._delay:  # then all take it in at the same step, void or not
                 weights.keep(contribution.step, contribution.round)
         weights.end_period()
         growth.forget()
@@ -181,9 +182,9 @@ class LocalStep:
     def _count_step(self) -> None:
         self.number += 1
         self._taken += 1
-        if self._taken == self._sync.delay:
+        if self._taken == self._delay:
             self._take_in(mixes=True)
-        due = self._taken >= self._sync.steps_in(self._base.applied + 1)
+        due = self._taken >= self._boundary.local_steps
         if due or self._called == self._contribution.step:
             self._end_round()
 

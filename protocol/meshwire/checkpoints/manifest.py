@@ -17,7 +17,7 @@ from meshwire.messages.generation import DealState, RoundCount
 from meshwire.messages.job import BlobRef, Generation, Member, Rank
 from meshwire.messages.learner import SampleSpace
 from meshwire.messages.link import Software
-from meshwire.sync_modes.codec_changes import CodecChanges
+from meshwire.sync_modes.settings_changes import SettingsChangesKept
 
 FORMAT: Literal[1] = 1
 MANIFEST_FILE = "manifest.json"
@@ -129,7 +129,7 @@ class CheckpointFacts(Wire):
         samples: in the rounds so far.
         space, deal: what the prepared loaders read, and the ledger after that round (X1); None: there are none.
         created_at_s: Unix time.
-        codecs: that the history had gone over to, or was about to (C3).
+        changes: of settings that the history had gone through, or was about to (C3).
     """
 
     job: JobId
@@ -144,7 +144,7 @@ class CheckpointFacts(Wire):
     deal: DealState | None
     created_at_s: UnixTime
     software: Software
-    codecs: CodecChanges = ()
+    changes: SettingsChangesKept = ()
 
     @model_validator(mode="after")
     def _check(self) -> Self:

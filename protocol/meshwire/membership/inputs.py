@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from meshwire.membership.effects import Message
 from meshwire.membership.requests import Kind
 from meshwire.messages.generation import Holding, Standing
-from meshwire.sync_modes.codec_changes import CodecWish
+from meshwire.sync_modes.settings_changes import SettingsWish
 
 # What is seen of other devices.
 
@@ -84,11 +84,11 @@ class RequestMade:
 
 
 @dataclass(frozen=True, slots=True)
-class CodecAsked:
-    """Another codec is asked for here (C3). It is repeated until a generation in which learners compute brings it;
+class SettingsAsked:
+    """Other settings are asked for here (C3). That is repeated until a generation in which learners compute brings it;
     a newer one replaces it, and None takes it back."""
 
-    wish: CodecWish | None
+    wish: SettingsWish | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ Input = (
     | ViolationSeen
     | WasAway
     | RequestMade
-    | CodecAsked
+    | SettingsAsked
     | SteppedOut
     | Holding
     | HoldingLost

@@ -17,7 +17,6 @@ from meshwire.membership.effects import Effect, MembershipPhase, Message, Turned
 from meshwire.membership.inputs import (
     CannotCatchUp,
     CaughtUpToCut,
-    CodecAsked,
     FarthestRoundTrip,
     HoldingLost,
     Input,
@@ -27,6 +26,7 @@ from meshwire.membership.inputs import (
     PeerGone,
     RequestMade,
     RoundsCounted,
+    SettingsAsked,
     SteppedOut,
     TimerDue,
     ViolationSeen,
@@ -125,6 +125,11 @@ class Membership:
         return self._state.unprepared
 
     @property
+    def asks_settings(self) -> bool:
+        """C3: other settings are asked for here, and not those of a generation that all have entered."""
+        return self._state.settings_asked is not None
+
+    @property
     def elsewhere(self) -> frozenset[str]:
         """Linked devices that have told lately in which generation they are."""
         return self._state.rejoin.told
@@ -165,8 +170,8 @@ class Membership:
                 state.own_request.say(kind)
                 if state.phase is not MembershipPhase.OUT:
                     state.tell_wish(now_s)
-            case CodecAsked(wish):
-                state.codec_asked = wish
+            case SettingsAsked(wish):
+                state.settings_asked = wish
             case SteppedOut(reason):
                 if state.phase is not MembershipPhase.OUT:
                     self._leave(reason, now_s)

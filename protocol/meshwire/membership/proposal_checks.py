@@ -8,7 +8,7 @@ from meshwire.membership.lineage import rank_of
 from meshwire.messages.generation import Enter, Promised, Standing
 from meshwire.messages.group import GroupWorld
 from meshwire.messages.job import Generation, JobSpec, Member
-from meshwire.sync_modes.codec_changes import refusal_of_change
+from meshwire.sync_modes.settings_changes import SettingsWish, differs_below, refusal_of_codec, refusal_of_period
 
 NUMBER_MAX = 2**32 - 1
 NUMBER_LEAP_MAX = 2**20  # above what is known: more changes than a job sees, and a few lies do not use the numbers up
@@ -101,34 +101,39 @@ def enter_wrong(enter: Enter, generation: Generation, rank: int, standing: Stand
     if enter.source == rank and standing.complete < enter.cut:
         return "its source lacks rounds"
     bound = standing.complete + standing.ahead
-    if any(change.first <= bound for change in {*enter.codecs} - {*standing.codecs}):
-        return f"it changes the codec of rounds up to {bound}, which this member may have bound"
+    rounds = range(standing.complete + 1, bound + 1)
+    if (other := differs_below(standing.changes, enter.changes, rounds)) is not None:
+        return f"it changes what round {other} goes by, which this member may have bound"
     return None
 
 
-def codecs_wrong(body: Enter | Promised, spec: JobSpec) -> str | None:
-    """C3: can the job go over to the codecs that a commit brings, or that a promise tells of and asks for? What a
+def changes_wrong(body: Enter | Promised, spec: JobSpec) -> str | None:
+    """C3: can the job go over to the settings that a commit brings, or that a promise tells of and asks for? What a
     promise has wrong would be wrong in the commit, for which its proposer would be refused."""
-    codecs = body.codecs if isinstance(body, Enter) else body.standing.codecs
-    firsts = [change.first for change in codecs]
+    changes = body.changes if isinstance(body, Enter) else body.standing.changes
+    firsts = [change.first for change in changes]
     if firsts != sorted(set(firsts)):
-        return f"its changes of codec begin at the rounds {firsts}"
-    asked = None if isinstance(body, Enter) else body.standing.asks_codec
-    for wish in (*codecs, *([asked] if asked is not None else [])):
-        if why := codec_refusal(spec, wish.codec):
-            return f"it goes over to another codec, or asks for it: {why}"
+        return f"its changes of settings begin at the rounds {firsts}"
+    asked = None if isinstance(body, Enter) else body.standing.asks
+    for wish in (*changes, *([asked] if asked is not None else [])):
+        if why := change_refusal(spec, wish):
+            return f"it goes over to other settings, or asks for them: {why}"
     return None
 
 
-def codec_refusal(spec: JobSpec, typed: str) -> str | None:
-    """Why a job that runs cannot go over to a codec as it was typed; None if it can."""
+def change_refusal(spec: JobSpec, wish: SettingsWish) -> str | None:
+    """Why a job that runs cannot go over to settings as they were typed; None if it can."""
+    if wish.period is not None and (why := refusal_of_period(spec.sync, wish.period)):
+        return why
+    if wish.codec is None:
+        return None
     before = parse_codec(spec.codec)
     try:
-        codec = parse_codec(typed)
+        codec = parse_codec(wish.codec)
         topology_after(spec.topology, before, codec)
     except ValueError as error:
         return str(error)
-    return refusal_of_change(spec.sync, before, codec)
+    return refusal_of_codec(spec.sync, before, codec)
 
 
 def _is_elsewhere(world: GroupWorld | None, generation: Generation, among: Collection[int]) -> bool:

@@ -16,7 +16,7 @@ from meshwire.messages.generation import Enter, Standing
 from meshwire.messages.group import GroupWorld
 from meshwire.messages.job import Generation, Member
 from meshwire.rounds.chain import START
-from meshwire.sync_modes.codec_changes import CodecChange, changed
+from meshwire.sync_modes.settings_changes import SettingsChange, changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,18 +161,23 @@ def enter_message(
         giver=min(given or [rank for rank in together if standings[rank].holding.begins] or together, default=0),
         given=bool(given),
         world=next_world(generation, standings, kept.source, kept.reload),
-        codecs=_codecs(generation, standings, kept),
+        changes=_changes(generation, standings, kept),
     )
 
 
-def _codecs(generation: Generation, standings: Mapping[int, Standing], kept: KeptHistory) -> tuple[CodecChange, ...]:
+def _changes(
+    generation: Generation, standings: Mapping[int, Standing], kept: KeptHistory
+) -> tuple[SettingsChange, ...]:
     """C3: those of the history that is kept, and what is asked for while learners compute; by several, what a person
     asks for, and of the lowest rank: the others ask again."""
-    asked = [held.asks_codec for _, held in sorted(standings.items()) if held.asks_codec is not None]
+    asked = [held.asks for _, held in sorted(standings.items()) if held.asks is not None]
     asked.sort(key=lambda wish: wish.by != "person")
     ahead = max(held.ahead for held in standings.values())
     wish = asked[0] if asked and generation.learning else None
-    return changed(standings[kept.source].codecs, kept.cut, ahead, wish)
+    furthest_back = min(
+        (held.complete for rank, held in standings.items() if rank not in kept.reload), default=kept.cut
+    )
+    return changed(standings[kept.source].changes, kept.cut, ahead, wish, furthest_back)
 
 
 def next_world(

@@ -18,7 +18,7 @@ from meshwire.membership.machine import Membership
 from meshwire.membership.proposal_checks import list_wrong
 from meshwire.message_base import Wire, what_is_wrong
 from meshwire.messages.job import Generation, Member
-from meshwire.sync_modes.codec_changes import CodecWish
+from meshwire.sync_modes.settings_changes import SettingsWish
 from meshwire.timeouts import Timeouts
 
 FORMAT = 1  # of what is written; to be counted up when an old record cannot be read any more
@@ -50,7 +50,7 @@ class MembershipStart:
 
 
 _KINDS: Mapping[str, Any] = MappingProxyType(
-    {kind.__name__: kind for kind in (*get_args(Input), *get_args(Message), CodecWish)}
+    {kind.__name__: kind for kind in (*get_args(Input), *get_args(Message), SettingsWish)}
 )
 _START = TypeAdapter(MembershipStart)
 

@@ -26,7 +26,7 @@ from meshwire.membership.rejoin import Rejoin
 from meshwire.membership.requests import MemberRequests, OwnRequest
 from meshwire.messages.generation import Accuse, Enter, Entered, Holding, Refused, Standing, Where, Wish
 from meshwire.messages.job import Generation, Member, hash64_of
-from meshwire.sync_modes.codec_changes import CodecWish
+from meshwire.sync_modes.settings_changes import SettingsWish
 from meshwire.timeouts import Timeouts
 
 NOTHING = Standing(generation=None, number=0, complete=0, chains=(), samples=0, linked=())
@@ -65,7 +65,7 @@ class MembershipState:
         self._later: Generation | None = None  # of the newest root that others have told of
         self.unsure: set[str] = set()  # devices whose links are new, and which have not said where they are
         self.own_request = OwnRequest()
-        self.codec_asked: CodecWish | None = None  # here (C3)
+        self.settings_asked: SettingsWish | None = None  # here (C3)
         self.samples = 0
         self.holding = Holding(base=generation is not None)  # of the history entered, as the shell said last
         # G9, at the job's beginning: whose learners are to begin together
@@ -383,7 +383,7 @@ class MembershipState:
             "linked": self.links.ranks(self.change),
             "votes": votes,
             "forgot": max(forgot, self.votes.forgot),
-            "asks_codec": self.codec_asked,
+            "asks": self.settings_asked,
         }
         if held is not None:
             say["holding"] = held.holding
@@ -415,9 +415,6 @@ class MembershipState:
         """All rounds up to the cut are here. Receiving is on before the others hear of it."""
         generation = self.entered = self.change
         self.way, self.awaited = self._committed.way, self._committed.awaited
-        asked, codecs = self.codec_asked, self._committed.codecs
-        if asked is not None and codecs and codecs[-1].codec == asked.codec:
-            self.codec_asked = None
         if self.way != "wait":
             self._went_on = generation
         if self.awaited and not self._committed.given:
@@ -448,6 +445,8 @@ class MembershipState:
         if self.phase is not MembershipPhase.ENTERED or self.missing:
             return
         self.phase = MembershipPhase.RUNNING
+        if self.settings_asked is not None and self.settings_asked.is_met(self._committed.changes):
+            self.settings_asked = None  # not before: others may go on without those that have entered
         self.until_s = None
         self.refusals.against_me.clear()
         self.rejoin.came_in(now_s)

@@ -18,7 +18,7 @@ from meshwire.messages.job import BlobRef, Generation, JobSpec, Member, Rank, Re
 from meshwire.messages.learner import SampleSpace
 from meshwire.messages.rounds import BatchSize, Bind, Bytes, Poison, Round, SampleBlock
 from meshwire.model.manifest import ModelManifest
-from meshwire.sync_modes.codec_changes import CodecChanges, CodecWish
+from meshwire.sync_modes.settings_changes import SettingsChanges, SettingsWish
 
 GenerationHash = Annotated[int, Field(ge=0, lt=2**64)]
 Chain = Annotated[bytes, Field(min_length=16, max_length=16)]
@@ -72,9 +72,9 @@ class Standing(Wire):
     forgot: Annotated[int, Field(ge=0)] = 0  # number of the newest of those that are too many to be told
     holding: Holding = Holding()
     world: WorldHere | None = None  # of a job that restarts its scripts (P6)
-    codecs: CodecChanges = ()  # that this history has gone through (C3)
+    changes: SettingsChanges = ()  # of settings, that this history has gone through (C3)
     ahead: Annotated[int, Field(ge=0, le=limits.STALENESS_MAX + 1)] = 0  # rounds past `complete` that it may have bound
-    asks_codec: CodecWish | None = None  # what its owner has asked for, in place of the job's
+    asks: SettingsWish | None = None  # what its owner has asked for, in place of those
 
 
 @message("generation.propose")
@@ -126,7 +126,7 @@ class Enter(Wire):
     # from what lies on their disks (J5); or scripts have failed, and the job with them
     way: Literal["on", "back", "wait", "lost", "failed"] = "on"
     world: GroupWorld | None = None  # of a job that restarts its scripts (P6): that of now, or the next one
-    codecs: CodecChanges = ()  # of the history that is kept, and what begins with this generation (C3)
+    changes: SettingsChanges = ()  # of the history that is kept, and what begins with this generation (C3)
 
 
 @message("generation.entered")

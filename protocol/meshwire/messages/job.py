@@ -13,8 +13,8 @@ from meshwire.message_base import DeviceId, Digest, Int64, Name, Seconds, Wire
 from meshwire.messages.envelope import message
 from meshwire.model.masks import MaskSettings
 from meshwire.planning.replan import StepForecast
-from meshwire.sync_modes.codec_changes import CodecChanges
 from meshwire.sync_modes.mode import SyncSettings
+from meshwire.sync_modes.settings_changes import SettingsChangesKept
 
 Rank = Annotated[int, Field(ge=0, lt=limits.MEMBERS_MAX)]
 Text = Annotated[str, Field(max_length=limits.ERROR_CHARS_MAX)]
@@ -480,7 +480,7 @@ class JobSummary(Wire):
     prediction: Prediction | None = None  # as of `JobSpec`
     restarted: Text | None = None  # P6: why all scripts were begun again last, and where
     codec: str | None = None  # that the job has begun with; None: not known any more
-    codecs: CodecChanges = ()  # that its rounds have gone over to since (C3)
+    changes: SettingsChangesKept = ()  # that its rounds have gone over to since (C3)
 
 
 @message("job.found")

@@ -20,9 +20,13 @@ from meshwire.model.manifest import ModelManifest
 EncoderWeights = Annotated[bytes, Field(max_length=limits.ENCODER_WEIGHTS_BYTES_MAX)]  # fp32, little-endian
 
 
+LocalSteps = Annotated[int, Field(ge=1, le=limits.PERIOD_MAX)]
+
+
 @message("learner.welcome")
 class LearnerWelcome(Wire):
-    """Reply to a learner's `Attach`. The bound s and what goes with it stand in `spec.sync`."""
+    """Reply to a learner's `Attach`. The bound s and what goes with it stand in `spec.sync`; its period is the one that
+    the job has begun with, and how long each is, the word to begin it says (C3)."""
 
     spec: JobSpec
     rank: Rank
@@ -186,6 +190,7 @@ class RoundDone(Wire):
     hyperparameters: Bytes  # O3: packed; empty when nobody sent any
     squared_norm: float  # O4: of the means of all parameters
     start: Annotated[int, Field(ge=0)] = 0  # R1: this step begins when the round is applied, without `Start`; 0: none
+    local_steps: LocalSteps = 1  # of a period that begins on this base (R9)
 
 
 @message("start")
@@ -194,6 +199,7 @@ class Start(Wire):
 
     step: int
     decided: Annotated[int, Field(ge=0)]  # rounds that this learner is in or was passed over in
+    local_steps: LocalSteps = 1  # that it has, where it is a period (R9)
 
 
 @message("period.end")

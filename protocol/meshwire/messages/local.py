@@ -31,7 +31,7 @@ from meshwire.messages.job import (
 )
 from meshwire.messages.link import MachineState, Software, Version
 from meshwire.planning.measured_link import MeasuredLink
-from meshwire.sync_modes.codec_changes import CodecChange, CodecName
+from meshwire.sync_modes.settings_changes import CodecName, Period, SettingsInForce
 
 Chosen = tuple[Annotated[str, Field(max_length=64)], ...]  # peers by name or id prefix
 AnyPath = Annotated[str, Field(min_length=1, max_length=limits.PATH_CHARS_MAX)]  # on this machine
@@ -426,21 +426,23 @@ class ResultsRemoved(Wire):
     size_bytes: Count
 
 
-@message("codec.change")
-class ChangeCodec(Wire):
-    """Request: the job's rounds go over to another codec while it runs (C3). This device takes part in it. Reply:
-    `CodecTaken` when all have agreed."""
+@message("settings.change")
+class ChangeSettings(Wire):
+    """Request: the job's rounds go over to another codec, or another period, while it runs (C3); None: that stays. This
+    device takes part in it. Reply: `SettingsTaken` when all have agreed."""
 
     job: JobId
-    codec: CodecName
+    codec: CodecName | None = None
+    period: Period | None = None
 
 
-@message("codec.taken")
-class CodecTaken(Wire):
-    """Reply to `ChangeCodec`."""
+@message("settings.taken")
+class SettingsTaken(Wire):
+    """Reply to `ChangeSettings`: what rounds go by from `first` on, and what they went by before."""
 
-    change: CodecChange
-    before: CodecName
+    first: Annotated[int, Field(ge=1, lt=2**32)]
+    now: SettingsInForce
+    before: SettingsInForce
 
 
 # Log and output pieces are asked for with `meshwire.messages.job.Fetch` and `ListOutputs`, whichever daemon has them.

@@ -13,7 +13,7 @@ from meshwire.planning.quality import Quality
 from meshwire.planning.replan import RATES, CodecForecast, StepForecast
 from meshwire.planning.step_trace import StepTrace
 from meshwire.sync_modes.batch_sizes import DEAD_BAND, sizes_by_speed
-from meshwire.sync_modes.codec_changes import refusal_of_change
+from meshwire.sync_modes.settings_changes import refusal_of_codec
 
 PAYS_FROM = 1.05  # of one alone: less is not worth a second laptop, and less than the prediction is sure of
 NOTHING = Pinned()
@@ -124,7 +124,7 @@ class MeshPlan:
         typed = str(first.collective.topology)
         found = {}
         for each in sorted([first, *wished(self._settings, quality)], key=given_up):
-            if each.sync == first.sync and refusal_of_change(first.sync, first.codec, each.codec) is None:
+            if each.sync == first.sync and refusal_of_codec(first.sync, first.codec, each.codec) is None:
                 topology = topology_after(typed, first.codec, each.codec)
                 found[str(each.codec)] = replace(each, collective=collective_for(each.codec, topology))
         steps, network = self._steps(group), self._network(group, hubs=option.hubs is True)

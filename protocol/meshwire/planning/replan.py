@@ -18,7 +18,7 @@ from pydantic import Field
 
 from meshwire import limits
 from meshwire.message_base import Seconds, Wire
-from meshwire.sync_modes.codec_changes import CodecName
+from meshwire.sync_modes.settings_changes import CodecName
 
 RATES = (4.0, 2.0, 1.0, 0.5, 0.25, 0.125, 0.0625, 0.03125)
 """At which steps are predicted, in parts of what the links carried when the job was planned."""

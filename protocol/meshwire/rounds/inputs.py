@@ -17,6 +17,7 @@ from meshwire.messages.learner import (
 )
 from meshwire.messages.rounds import Poison, SampleBlock
 from meshwire.rounds.effects import Message, RoundComplete
+from meshwire.sync_modes.settings_changes import SettingsChanges
 
 # The local learner
 
@@ -26,6 +27,8 @@ class StartStep:
     """The learner begins its step number `step` on all rounds applied so far (R1, the bound on how far it is ahead)."""
 
     step: int
+    local_steps: int = 1
+    """That a period has (R9): as many times as long it may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +203,13 @@ Input = (
 
 
 @dataclass(frozen=True, slots=True)
+class SettingsChanged:
+    """What the history has changed, in a fence: how many local steps its rounds have (C3)."""
+
+    changes: SettingsChanges
+
+
+@dataclass(frozen=True, slots=True)
 class LearnerTakenIn:
     """The learner that has loaded computes from this generation on (X3, entered generations)."""
 
@@ -322,4 +332,5 @@ JobInput = (
     | RoundServed
     | GenerationEntered
     | LearningChanged
+    | SettingsChanged
 )

@@ -98,38 +98,48 @@ def percentile_95(times_s: list[float]) -> float:
     return sorted(times_s)[math.ceil(0.95 * len(times_s)) - 1]
 
 
-def hangs_after_s(period: int) -> float:
+def hangs_after_s(local_steps: int) -> float:
     """How long a learner may make no move in its first steps, or in one that was given up, before it is ended. Other
-    steps are measured by those before them. `period`: local steps in a round (R9)."""
-    return HANGS_AFTER_S + HANGS_AFTER_S_A_STEP * (max(period, 1) - 1)
+    steps are measured by those before them. `local_steps`: of the period (R9)."""
+    return HANGS_AFTER_S + HANGS_AFTER_S_A_STEP * (local_steps - 1)
 
 
 class StepTimes:
-    """The last steps of one learner. Its first one stands apart: what it allocates and compiles predicts nothing.
+    """The last steps of one learner. Its first one stands apart: what it allocates and compiles predicts nothing. Of a
+    period what counts is the time of each local step, for the next period may have another number of them (R9, C3).
 
     Attributes:
-        deadline_s: V2: the larger of 3 x the 95th percentile and 2 s; None while there is too little history.
+        local_steps: of the step at hand.
     """
 
     def __init__(self) -> None:
-        self.deadline_s: float | None = None
-        self._first_s: float | None = None
+        self.local_steps = 1
+        self._first_s: float | None = None  # each of a local step
         self._steps_s: deque[float] = deque(maxlen=limits.STEP_HISTORY_MAX)
+        self._percentile_s: float | None = None  # None while there is too little history
+
+    @property
+    def deadline_s(self) -> float | None:
+        """V2: the larger of 3 x the 95th percentile and 2 s; None while there is too little history."""
+        if self._percentile_s is None:
+            return None
+        return max(DEADLINE_FACTOR * self._percentile_s * self.local_steps, DEADLINE_S_MIN)
 
     def add(self, step_s: float) -> None:
         """A step has ended. It counts as its deadline at most: one stop of a minute must not allow the next one three,
         while a machine that has become slower for good still moves its deadline by and by."""
         if self._first_s is None:
-            self._first_s = step_s
+            self._first_s = step_s / self.local_steps
             return
-        self._steps_s.append(step_s if self.deadline_s is None else min(step_s, self.deadline_s))
+        counts_s = step_s if self.deadline_s is None else min(step_s, self.deadline_s)
+        self._steps_s.append(counts_s / self.local_steps)
         if 1 + len(self._steps_s) >= DEADLINE_STEPS_MIN:
-            self.deadline_s = max(DEADLINE_FACTOR * percentile_95(list(self._steps_s)), DEADLINE_S_MIN)
+            self._percentile_s = percentile_95(list(self._steps_s))
 
     def late_after_s(self, rtt_s: float, elapsed_s: float) -> float:
         """R3: one median step, at least 2 RTT. Before the second has ended, what is known of the first stands in."""
-        first_s = elapsed_s if self._first_s is None else self._first_s
-        median_s = statistics.median(self._steps_s) if self._steps_s else first_s
+        first_s = elapsed_s if self._first_s is None else self._first_s * self.local_steps
+        median_s = statistics.median(self._steps_s) * self.local_steps if self._steps_s else first_s
         return max(median_s, LATE_AFTER_RTTS_MIN * rtt_s)
 
 

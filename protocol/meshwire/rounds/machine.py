@@ -78,6 +78,11 @@ class RoundMachine:
         return self._learner.step
 
     @property
+    def local_steps(self) -> int:
+        """Of that step: more than one where it is a period (R9)."""
+        return self._learner.times.local_steps
+
+    @property
     def applied(self) -> int:
         """Rounds that the learner has applied (R0: a)."""
         return self._learner.applied
@@ -177,8 +182,8 @@ class RoundMachine:
                 return None if self._fenced else self._heard(input_)
             case RoundApplied():
                 return self._round_applied(input_, now_s)
-            case StartStep(step):
-                return self._start_step(step, now_s)
+            case StartStep(step, local_steps):
+                return self._start_step(step, local_steps, now_s)
             case TimeReached():
                 self._time_reached(now_s)
             case LearnerAbsent():
@@ -199,13 +204,14 @@ class RoundMachine:
 
     # The local learner.
 
-    def _start_step(self, step: int, now_s: float) -> str | None:
+    def _start_step(self, step: int, local_steps: int, now_s: float) -> str | None:
         learner = self._learner
         may, reason = self.may_start()
         if not may:
             return f"step {step} may not start: {reason} (R1)"
         learner.phase = Phase.COMPUTING
         learner.step, learner.base, learner.started_s = step, learner.applied, now_s
+        learner.times.local_steps = local_steps
         learner.given_up_step = learner.called_step = None
         learner.moved(now_s)
         return None

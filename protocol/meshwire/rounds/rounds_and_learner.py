@@ -17,6 +17,7 @@ from meshwire.messages.learner import (
     LearnerIdle,
     LearnerSealed,
     LearnerStepped,
+    RoundDone,
     Start,
     StepLost,
 )
@@ -67,6 +68,7 @@ from meshwire.rounds.inputs import (
     RoundDecoded,
     RoundServed,
     RoundTripMeasured,
+    SettingsChanged,
     SpeedMeasured,
     StartStep,
     StepSealed,
@@ -77,6 +79,7 @@ from meshwire.rounds.machine import RoundMachine
 from meshwire.rounds.schedule import LearnerSchedule, round_done
 from meshwire.samples.grants import SampleGrants
 from meshwire.sync_modes.mode import SyncSettings
+from meshwire.sync_modes.settings_changes import SettingsChanges, local_steps
 
 FIRST_STEP = 1  # of every process
 
@@ -87,7 +90,7 @@ class JobRounds:
     Args:
         machine: the round machine, which may be recorded; nobody else tells it anything.
         grants: what the learners' prepared loader reads; None without one.
-        sync: how far learners may run ahead, as typed.
+        sync: how far learners may run ahead, and the period that the job has begun with, as typed.
         on_nan: whether a learner stops at a round that is not finite.
 
     Attributes:
@@ -101,6 +104,7 @@ class JobRounds:
         self._schedule = LearnerSchedule(machine)
         self._grants = grants
         self._sync = sync
+        self._changes: SettingsChanges = ()
         self._on_nan = on_nan
         self._own_steps: dict[int, int] = {}  # by round that is not complete, the own step that is bound to it
         self._past = 0  # rounds up to it were decided by learners that have died
@@ -185,6 +189,8 @@ class JobRounds:
                 self._tell(input_, now_s)
             case MemberMessage():
                 self._member_message(input_, now_s)
+            case SettingsChanged(changes):
+                self._changes = changes
             case SpeedMeasured() | BarrierSeen() | LearningChanged():
                 self._deal(input_)
             case FenceRaised():
@@ -279,7 +285,7 @@ class JobRounds:
             return
         following = step + 1
         if self._schedule.begins_promised(following):
-            self._tell(StartStep(following), now_s)
+            self._tell(StartStep(following, self._local_steps(self.machine.applied + 1)), now_s)
             return
         self._schedule.wants_to_start(following)
         if self._parting is not None:
@@ -403,7 +409,8 @@ class JobRounds:
         told_step = own_step if done.round > self._past else 0
         self._schedule.complete(round_done(done, told_step, on_nan=self._on_nan))
         if self._grants is not None:
-            for rank, wrong in self._grants.complete(done.binds).items():
+            least = self._batches_least(done.round)
+            for rank, wrong in self._grants.complete(done.binds, least).items():
                 self._out.append(ProtocolError(rank, f"round {done.round}: it {wrong}"))
             self._tell_notices(self._grants)
         self._out.append(RoundCounted(done.round, self.deal()))
@@ -423,11 +430,28 @@ class JobRounds:
             self._resume(now_s)
         promises = self.machine.settings.staleness == 0 and self._parting is None
         while (notice := self._schedule.next_notice(promises=promises)) is not None:
-            self._out.append(TellLearner(notice))
             if isinstance(notice, BarrierPassed):
+                self._out.append(TellLearner(notice))
                 self._resume(now_s)
-            elif isinstance(notice, Start):
-                self._tell(StartStep(notice.step), now_s)
+                continue
+            base = notice.round if isinstance(notice, RoundDone) else self.machine.applied
+            notice = notice.model_copy(update={"local_steps": self._local_steps(base + 1)})
+            self._out.append(TellLearner(notice))
+            if isinstance(notice, Start):
+                self._tell(StartStep(notice.step, notice.local_steps), now_s)
+
+    def _local_steps(self, round_: int) -> int:
+        """C3: of a period that begins on the base before this round."""
+        return local_steps(self._sync, self._changes, round_)
+
+    def _batches_least(self, complete: int) -> int:
+        """How many batches each contributor of the newest complete round is to hold at least, whatever it has claimed:
+        where periods become longer, it could not know. Where others end them (R9) claims follow by and by."""
+        first = complete + self._sync.staleness + 1
+        steps = self._local_steps(first)
+        if self._sync.ends_early or steps <= self._local_steps(first - 1):
+            return 0
+        return min(2 * (self._sync.staleness + 1) * steps + 1, limits.CLAIM_BATCHES_MAX)
 
     def _forget(self) -> None:
         """G5: what every member holds, and this learner has applied, is needed no more."""

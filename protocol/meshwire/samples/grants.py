@@ -83,11 +83,11 @@ class SampleGrants:
             self._tell_start()
         self._tell_over()
 
-    def complete(self, binds: Mapping[int, Bind]) -> Mapping[int, str]:
+    def complete(self, binds: Mapping[int, Bind], least: int = 0) -> Mapping[int, str]:
         """Takes the binds of the next complete round. Returns by rank what is wrong with a bind of it, which covers and
-        claims nothing then: all members find the same."""
+        claims nothing then: all members find the same. `least`: as of `Ledger.complete`."""
         wrong = self._ledger.wrong(binds)
-        granted = self._ledger.complete({rank: bind for rank, bind in binds.items() if rank not in wrong})
+        granted = self._ledger.complete({rank: bind for rank, bind in binds.items() if rank not in wrong}, least)
         assert not isinstance(granted, str), granted
         if self._told and self._rank in granted:
             self.notices.append(Grant(batches=granted[self._rank], step=binds[self._rank].step))

@@ -129,11 +129,12 @@ class Ledger:
                 granted[rank] = (*granted.get(rank, ()), batch)
         return granted
 
-    def complete(self, binds: Mapping[int, Bind]) -> dict[int, tuple[Batch, ...]] | str:
+    def complete(self, binds: Mapping[int, Bind], least: int = 0) -> dict[int, tuple[Batch, ...]] | str:
         """Takes the next complete round, void or not (X5): what its binds cover, and what is granted for their claims.
 
         Args:
             binds: its contributions by rank.
+            least: as many batches count as claimed by whoever claims any (C3, a longer period).
 
         Returns:
             The granted batches by contributor; or what is wrong with a bind, and then nothing has changed.
@@ -145,9 +146,10 @@ class Ledger:
             self._cover(rank, binds[rank].samples)
             if len(binds[rank].sizes) == len(self._sizes):  # else they are of an earlier generation
                 self._sizes = dict(zip(self._sizes, binds[rank].sizes, strict=True))
-        most = max((bind.claim for bind in binds.values()), default=0)
+        claims = {rank: bind.claim and max(bind.claim, least) for rank, bind in sorted(binds.items())}
+        most = max(claims.values(), default=0)
         self._claim = most or self._claim
-        levels = {rank: most if self._sync.lockstep else binds[rank].claim for rank in sorted(binds)}
+        levels = dict.fromkeys(claims, most) if self._sync.lockstep else claims
         wanted = {rank: level - len(self._held[rank]) for rank, level in levels.items() if rank in self._held}
         return dict.fromkeys(sorted(binds), ()) | self._grant(wanted)
 

@@ -22,7 +22,7 @@ from meshwire.planning.price import CodecPrice
 from meshwire.planning.quality import EVIDENCE
 from meshwire.planning.replan import RATES, CodecForecast, StepForecast
 from meshwire.planning.step_trace import TracedScript
-from meshwire.sync_modes.codec_changes import CodecChange
+from meshwire.sync_modes.settings_changes import SettingsChange
 from tests.daemon.cli.test_plan import CARL, FakeMesh, measured
 from tests.daemon.cli.test_whatif import traced
 from tests.daemon.fakedaemon import ANNA, BERT, JOB, STATUS, Endpoint, accepting, known_jobs, run, summary
@@ -484,7 +484,7 @@ def test_a_job_that_stays_slower_than_predicted_is_told_of_once_for_each_codec()
     assert "38% of what was predicted" in told
     assert "sends less than fp32" in told
     assert watch.look(slow, 9 * SLOWER_FOR_S) is None
-    changed = slow.model_copy(update={"codecs": (CodecChange(first=9, codec="int8"),)})
+    changed = slow.model_copy(update={"changes": (SettingsChange(first=9, codec="int8"),)})
     assert watch.look(changed, 9 * SLOWER_FOR_S) is None
     assert "sends less than int8" in (watch.look(changed, 10 * SLOWER_FOR_S) or "")
     curves = tuple(CodecForecast(codec=codec, step_s=(1.0,) * len(RATES)) for codec in ("fp32", "int8"))
@@ -494,7 +494,7 @@ def test_a_job_that_stays_slower_than_predicted_is_told_of_once_for_each_codec()
         told = watch.look(slow.model_copy(update={"prediction": by_itself}), now_s)
     assert "by itself" in (told or "")
     gone_over = slow.model_copy(
-        update={"prediction": by_itself, "codecs": (CodecChange(first=9, codec="int8", by="plan"),)}
+        update={"prediction": by_itself, "changes": (SettingsChange(first=9, codec="int8", by="plan"),)}
     )
     assert watch.look(gone_over, 2 * SLOWER_FOR_S) is None
     assert "also with int8" in (watch.look(gone_over, 3 * SLOWER_FOR_S) or "")

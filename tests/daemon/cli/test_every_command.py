@@ -36,8 +36,7 @@ from meshwire.messages.job import (
 )
 from meshwire.messages.local import (
     Cancel,
-    ChangeCodec,
-    CodecTaken,
+    ChangeSettings,
     DashboardOpened,
     GetJobs,
     GetStatus,
@@ -47,6 +46,7 @@ from meshwire.messages.local import (
     PairJoin,
     RemoveResults,
     ResultsRemoved,
+    SettingsTaken,
     Shutdown,
     Submit,
     Unpair,
@@ -56,7 +56,7 @@ from meshwire.messages.local import (
 )
 from meshwire.planning.price import CodecPrice
 from meshwire.planning.quality import EVIDENCE
-from meshwire.sync_modes.codec_changes import CodecChange
+from meshwire.sync_modes.settings_changes import SettingsInForce
 from tests.daemon.cli import test_config, test_dashboard_command, test_doctor_screen
 from tests.daemon.cli.test_plan import FakeMesh
 from tests.daemon.cli.test_report import course_of
@@ -202,8 +202,8 @@ TABLE = {
     "rm": Held(Line(f"rm --yes {JOB}", (JOB,)), ONE_WORD, Line(f"rm --yes {RUNS}", ("has not ended: it is running",))),
     "change": Held(
         Line(f"change {RUNS} --codec int8", ("from round 7 on gradients travel in int8, not fp32",)),
-        Line(f"change {RUNS} --codec int8 --json", ("job", "before", "first", "codec")),
-        Line(f"change {RUNS}", ("Missing option '--codec'",)),
+        Line(f"change {RUNS} --period 16 --json", ("job", "before", "first", "codec", "period")),
+        Line(f"change {RUNS}", ("say what is to change",)),
     ),
     "leave": Held(Line(f"leave {RUNS}", (RUNS,)), ONE_WORD, Line("leave x9z", (UNKNOWN,))),
     "get": Held(
@@ -320,7 +320,11 @@ def world(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> Endpoint:
         Cancel: Done(),
         Leave: Done(),
         RemoveResults: ResultsRemoved(size_bytes=4096),
-        ChangeCodec: CodecTaken(change=CodecChange(first=7, codec="int8"), before="fp32"),
+        ChangeSettings: SettingsTaken(
+            first=7,
+            now=SettingsInForce(codec="int8", period=16),
+            before=SettingsInForce(codec="fp32", period=8),
+        ),
     }
     fixed = {tried.codec: CodecPrice(0.5e-9, 0.5e-9) for tried in EVIDENCE}
     monkeypatch.setattr(planning_command, "trace", lambda *_: traced())

@@ -25,7 +25,7 @@ from meshtraind.dashboard.dashboard import Dashboard
 from meshwire import limits
 from meshwire.jobs.lifecycle import JobState
 from meshwire.messages.job import RankReport
-from meshwire.messages.local import Cancel, ChangeCodec, Leave, MeasureLinks, PairAccept, PairHost, PairJoin, Unpair
+from meshwire.messages.local import Cancel, ChangeSettings, Leave, MeasureLinks, PairAccept, PairHost, PairJoin, Unpair
 from tests.daemon.browser import Browser, Page, browser, chromium
 from tests.daemon.cli.test_report import course_of
 from tests.daemon.fakedaemon import JOB, summary
@@ -171,10 +171,10 @@ async def test_every_function_of_the_page() -> None:
         await page.click("#ask button[value=no]")
         await page.click("#codec-form button")
         await page.click("#ask-yes")
-        await until_asked(daemon, ChangeCodec(job=JOB, codec="int4"))
+        await until_asked(daemon, ChangeSettings(job=JOB, codec="int4"))
         await page.until("/From round .* in int4; before: int8/.test(document.querySelector('#toast').textContent)")
         await page.until("document.querySelector('#job-facts').textContent.includes('on --codec int4')")
-        assert daemon.asked.count(ChangeCodec(job=JOB, codec="int4")) == 1
+        assert daemon.asked.count(ChangeSettings(job=JOB, codec="int4")) == 1
         await page.until("document.querySelector('#log').textContent.includes('rank 0 step 49')")
         await page.eval(
             "{const s = document.querySelector('#log-rank'); s.value = '1'; s.dispatchEvent(new Event('change'))}"

@@ -17,7 +17,7 @@ from meshtraind.dashboard.site import ACTIONS, FILES, STATIC
 from meshtraind.transport.connection import RequestFailed
 from meshwire import limits
 from meshwire.message_base import Wire
-from meshwire.messages.local import Cancel, ChangeCodec, Leave, MeasureLinks, PairAccept, PairJoin, Unpair
+from meshwire.messages.local import Cancel, ChangeSettings, Leave, MeasureLinks, PairAccept, PairJoin, Unpair
 from tests.daemon.fakedaemon import JOB
 from tests.daemon.httpclient import EventStream, HttpClient, Refused, exchange, read_answer, request
 from tests.daemon.scripteddaemon import ScriptedDaemon, device, peer, served
@@ -114,7 +114,7 @@ async def test_text_without_asking_first_changes_nothing() -> None:
 
 WISHES: list[tuple[str, Any, Wire]] = [
     ("/api/leave", {"job": JOB}, Leave(job=JOB)),
-    ("/api/codec", {"job": JOB, "codec": "int4"}, ChangeCodec(job=JOB, codec="int4")),
+    ("/api/codec", {"job": JOB, "codec": "int4"}, ChangeSettings(job=JOB, codec="int4")),
     ("/api/unpair", {"peer": device(1), "introduced": True}, Unpair(peer=device(1), introduced=True)),
     ("/api/pair/join", {"code": "111-222", "at": None}, PairJoin(code="111-222", at=None)),
     ("/api/pair/accept", {"peer": device(2)}, PairAccept(peer=device(2))),

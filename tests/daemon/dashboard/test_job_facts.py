@@ -19,7 +19,7 @@ from meshwire.messages.course import GetCourse
 from meshwire.messages.job import JobSummary, Metrics, RankReport
 from meshwire.messages.local import GetMachines
 from meshwire.planning.kept_prices import NAME, KeptPrice, KeptPrices
-from meshwire.sync_modes.codec_changes import CodecChange
+from meshwire.sync_modes.settings_changes import SettingsChange
 from tests.daemon.fakedaemon import JOB
 from tests.daemon.scripteddaemon import ScriptedDaemon, course
 
@@ -126,24 +126,24 @@ def test_what_a_codec_saves_is_counted_against_fp32_in_each_step(
 
 def test_each_codec_of_a_job_saves_by_its_own_measure() -> None:
     """What was sent before a change counts as it was sent; where nobody looked before it, it does not count."""
-    begun = (CodecChange(first=4, codec="fp16"),)
-    before = job_of((5 * MB, 5 * MB), 3, codecs=begun)
-    after = job_of((6 * MB, 6 * MB), 9, codecs=begun)
+    begun = (SettingsChange(first=4, codec="fp16"),)
+    before = job_of((5 * MB, 5 * MB), 3, changes=begun)
+    after = job_of((6 * MB, 6 * MB), 9, changes=begun)
     traffic = looked((before, 0.0), (after, 1.0))
     assert traffic.saved_bytes == pytest.approx(2 * MB, rel=0.01)
     assert traffic.since_round == 1
-    late = looked((after, 0.0), (job_of((7 * MB, 7 * MB), 10, codecs=begun), 1.0))
+    late = looked((after, 0.0), (job_of((7 * MB, 7 * MB), 10, changes=begun), 1.0))
     assert late.saved_bytes == pytest.approx(2 * MB, rel=0.01)
     assert late.since_round == 10
-    assert "since round 10" in facts(job_of((7 * MB, 7 * MB), 10, codecs=begun), late)["Bytes"]
+    assert "since round 10" in facts(job_of((7 * MB, 7 * MB), 10, changes=begun), late)["Bytes"]
 
 
 def test_another_codec_goes_its_own_way() -> None:
     """C3: with the usual topology of the new one, where it was the usual one before."""
-    begun = (CodecChange(first=2, codec="topk:0.1,gather"),)
-    job = job_of((1, 1, 1, 1), 5, codecs=begun)
+    begun = (SettingsChange(first=2, codec="topk:0.1,gather"),)
+    job = job_of((1, 1, 1, 1), 5, changes=begun)
     assert len(edges_of(job, RING)) == 12, "from everybody to everybody"
-    assert len(edges_of(job.model_copy(update={"codecs": ()}), RING)) == 4
+    assert len(edges_of(job.model_copy(update={"changes": ()}), RING)) == 4
 
 
 def test_a_picture_has_few_links() -> None:
@@ -193,10 +193,12 @@ def test_what_was_predicted_stands_beside_what_is_measured() -> None:
     plain = facts(daemon.jobs[JOB].model_copy(update={"prediction": None}))
     assert plain["Predicted"].startswith("nothing")
     assert plain["Measured"] == "120 samples/s, 1.5x one laptop"
-    changed = daemon.jobs[JOB].model_copy(update={"codecs": (CodecChange(first=9, codec="int4"),)})
-    assert facts(changed, sync="bsp")["Plan"] == "--sync bsp --codec int8, from round 9 on --codec int4"
-    by_plan = daemon.jobs[JOB].model_copy(update={"codecs": (CodecChange(first=9, codec="int4", by="plan"),)})
-    assert facts(by_plan)["Plan"].startswith("--codec int8, from round 9 on --codec int4 (by itself, for the network")
+    changed = daemon.jobs[JOB].model_copy(update={"changes": (SettingsChange(first=9, codec="int4"),)})
+    assert facts(changed, sync="bsp")["Plan"] == "--sync bsp --codec int8, from round 9 on gradients travel in int4"
+    by_plan = daemon.jobs[JOB].model_copy(update={"changes": (SettingsChange(first=9, codec="int4", by="plan"),)})
+    assert facts(by_plan)["Plan"].startswith(
+        "--codec int8, from round 9 on gradients travel in int4 (by itself, for the network"
+    )
 
 
 def test_overlap_is_the_time_of_exchanges_that_nobody_waited_for() -> None:

@@ -16,7 +16,7 @@ from meshtraind.executor.host import ExchangeMembers, ExchangeSettings
 from meshwire.codecs.registry import parse_codec
 from meshwire.collectives.exchange import Part
 from meshwire.model.plan import plan_buckets, plan_for
-from meshwire.sync_modes.codec_changes import CodecChange, CodecWish, changed
+from meshwire.sync_modes.settings_changes import SettingsChange, SettingsWish, changed
 from tests.daemon.churnring import ChurnRing, CopyingLink
 from tests.daemon.executorring import MANIFEST, PLAN, FakeLink, Offer, Values
 from tests.daemon.roundhost import Told
@@ -64,7 +64,7 @@ class ChangingMesh(ChurnRing):
     link_type = SharedLink
 
     def __init__(self, members: int, codecs: Sequence[str], staleness: int, seed: int, rounds: Any) -> None:
-        self.changes: tuple[CodecChange, ...] = ()
+        self.changes: tuple[SettingsChange, ...] = ()
         self.codecs = [*codecs[1:]]
         super().__init__(members, codecs[0], staleness, seed, rounds)
 
@@ -94,9 +94,9 @@ class ChangingMesh(ChurnRing):
         for rank in ranks:  # nothing is complete any more when all have promised
             self.fence(rank)
             cut = max(cut, self.members[rank].complete)
-        self.changes = changed(self.changes, cut, self.staleness + 1, CodecWish(codec=self.codecs.pop(0)))
+        self.changes = changed(self.changes, cut, self.staleness + 1, SettingsWish(codec=self.codecs.pop(0)))
         for rank in ranks:
-            cast(Any, self.members[rank].executor).take_codecs(self.changes)
+            cast(Any, self.members[rank].executor).take_changes(self.changes)
         return await super().change(ranks, disorder)
 
     def fence(self, rank: int) -> None:
@@ -228,3 +228,21 @@ async def test_what_becomes_infinite_with_what_is_owed_is_poison_and_still_owed(
     assert part is Part.POISON
     assert plane._owed.values[bucket.start] == far
     mesh.close()
+
+
+def test_a_change_of_the_period_alone_is_none_for_the_bytes() -> None:
+    """C3: no executor for it, and what was left out stays where it is; also where the change of the codec before it is
+    forgotten meanwhile."""
+
+    async def check() -> None:
+        mesh = await change_codecs(2, ["fp32", "int8"], 0, seed=6, poison=0.0)
+        plane = cast(Any, mesh.members[0].executor)
+        turns, (change,) = [*plane._turns], mesh.changes
+        assert [turn.codec for turn in turns][-1] == "int8"
+        later = change.model_copy(update={"first": mesh.members[0].complete + 2, "period": 16})
+        mesh.fence(0)
+        for changes in ((change, later), (later,)):
+            plane.take_changes(changes)
+            assert [turn.executor for turn in plane._turns] == [turn.executor for turn in turns][-len(plane._turns) :]
+
+    asyncio.run(check())

@@ -18,7 +18,13 @@ from meshtraind.storage.checkpoint_store import Checkpoint, CheckpointStore, lis
 from meshtraind.storage.cleanup import RESUME
 from meshtraind.storage.fetch import serve
 from meshtraind.transport.connection import ConnectionEnded, RequestFailed
-from meshwire.checkpoints.manifest import CheckpointFacts, CheckpointName, GenerationRecord, unit_file
+from meshwire.checkpoints.manifest import (
+    CheckpointFacts,
+    CheckpointManifest,
+    CheckpointName,
+    GenerationRecord,
+    unit_file,
+)
 from meshwire.jobs.files import FileEntry, FileManifest
 from meshwire.message_base import Wire
 from meshwire.messages.job import (
@@ -33,8 +39,8 @@ from meshwire.messages.job import (
 from meshwire.messages.learner import LearnerModel, LearnerState, SampleSpace
 from meshwire.messages.local import ResumeFrom
 from meshwire.model.manifest import Momentum
-from meshwire.sync_modes.codec_changes import CodecChange
 from meshwire.sync_modes.mode import sync_settings
+from meshwire.sync_modes.settings_changes import SettingsChange
 from tests.computing import computing
 from tests.daemon import realjobs as jobs
 from tests.daemon.job_start.test_checkpointing import JOB, MEMBERS, MODEL, SOFTWARE, SPACE, UNITS, deal, spec
@@ -47,7 +53,7 @@ def written(
     *,
     given_up: bool = False,
     created_at_s: float = 1.0,
-    codecs: tuple[CodecChange, ...] = (),
+    changes: tuple[SettingsChange, ...] = (),
 ) -> Checkpoint:
     store = CheckpointStore(folder, JOB, keep=5)
     saving = store.begin(round_)
@@ -59,7 +65,7 @@ def written(
         generation=GenerationRecord.of(computing(JOB, MEMBERS[0].device, MEMBERS)),
         chain=f"{tag}{round_:032x}"[:32], model=MODEL.manifest.state_digest().hex(), plan=MODEL.plan.hex(),
         samples=32 * round_, space=SPACE, deal=deal(round_), created_at_s=created_at_s, software=SOFTWARE,
-        codecs=codecs,
+        changes=changes,
     )  # fmt: skip
     return store.finish(round_, facts, len(UNITS), given_up=given_up)
 
@@ -271,10 +277,30 @@ async def test_a_script_given_anew_keeps_the_order_of_the_samples(
 @pytest.mark.asyncio
 async def test_a_job_goes_on_in_the_codec_that_it_had_gone_over_to(anna: Device, search: CheckpointSearch) -> None:
     """C3: also one that was about to. Its topology is that codec's where it was the usual one."""
-    codecs = (CodecChange(first=11, codec="topk"), CodecChange(first=23, codec="int8"))
-    written(anna.folder, 20, spec().model_copy(update={"topology": "ring"}), codecs=codecs)
+    changes = (SettingsChange(first=11, codec="topk"), SettingsChange(first=23, codec="int8"))
+    written(anna.folder, 20, spec().model_copy(update={"topology": "ring"}), changes=changes)
     resumed = await search.bring(ResumeFrom(job=JOB))
     assert (resumed.spec.codec, resumed.spec.topology) == ("int8", "sharded")
+
+
+@pytest.mark.asyncio
+async def test_a_job_goes_on_with_the_period_that_it_had_gone_over_to(anna: Device, search: CheckpointSearch) -> None:
+    """C3: alone, or with a codec."""
+    begun = spec().model_copy(update={"sync": sync_settings("diloco:8,rate=0.5"), "topology": "ring"})
+    written(anna.folder, 20, begun, changes=(SettingsChange(first=11, period=16),))
+    resumed = await search.bring(ResumeFrom(job=JOB))
+    assert (resumed.spec.codec, resumed.spec.sync.text()) == (begun.codec, "diloco:16,rate=0.5")
+    written(anna.folder, 30, begun, changes=(SettingsChange(first=28, codec="int8", period=32),))
+    resumed = await search.bring(ResumeFrom(job=JOB))
+    assert (resumed.spec.codec, resumed.spec.sync.text()) == ("int8", "diloco:32,rate=0.5")
+
+
+def test_a_manifest_of_before_periods_changed_is_read(tmp_path: Path) -> None:
+    """It has no period in its changes, which it calls codecs."""
+    manifest = written(tmp_path, 20, spec(), changes=(SettingsChange(first=11, codec="topk"),)).manifest
+    body = manifest.model_dump_json().replace('"changes":[', '"codecs":[').replace('"period":null,', "")
+    assert '"codecs":[{"codec":"topk","by":"person","first":11}]' in body
+    assert CheckpointManifest.model_validate_json(body, strict=True) == manifest
 
 
 @pytest.mark.asyncio

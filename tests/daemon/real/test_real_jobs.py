@@ -14,7 +14,7 @@ import pytest
 from meshtrain.client import RequestError
 from meshtrain.demo.localmesh import LocalMesh
 from meshwire.messages.job import Checkpoints, ListCheckpoints, ListOutputs, Outputs
-from meshwire.messages.local import Cancel, ChangeCodec, CodecTaken, GetStatus, Leave, Status
+from meshwire.messages.local import Cancel, ChangeSettings, GetStatus, Leave, SettingsTaken, Status
 from tests.daemon import realjobs as jobs
 from tests.tiers import mostly_long
 
@@ -117,11 +117,11 @@ def test_devices_leave_a_job_one_by_one_and_the_last_one_cannot(mesh: LocalMesh,
     anna, bert, cleo = mesh.daemons
     id_ = jobs.submit(anna, tmp_path, SLOW).job
     jobs.wait_for(anna, id_, lambda seen: seen.rounds >= 2, "round 2")
-    taken = bert.request(ChangeCodec(job=id_, codec="int8"), jobs.TIMEOUT_S, "changing")
-    assert isinstance(taken, CodecTaken)
-    assert jobs.summary(cleo, id_).codecs == (taken.change,)
+    taken = bert.request(ChangeSettings(job=id_, codec="int8"), jobs.TIMEOUT_S, "changing")
+    assert isinstance(taken, SettingsTaken)
+    assert [(one.first, one.codec) for one in jobs.summary(cleo, id_).changes] == [(taken.first, "int8")]
     with pytest.raises(RequestError, match="travel in int8 already"):
-        cleo.request(ChangeCodec(job=id_, codec="int8"), jobs.TIMEOUT_S, "changing")
+        cleo.request(ChangeSettings(job=id_, codec="int8"), jobs.TIMEOUT_S, "changing")
 
     def goes_on_among(ranks: tuple[int, ...]) -> None:
         jobs.wait_for(bert, id_, lambda seen: seen.present == ranks, "generation without it")

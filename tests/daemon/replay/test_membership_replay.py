@@ -21,7 +21,6 @@ from meshtraind.session.membership_recorder import MembershipRecorder, membershi
 from meshwire.membership.effects import Effect
 from meshwire.membership.inputs import (
     CannotCatchUp,
-    CodecAsked,
     FarthestRoundTrip,
     HoldingLost,
     Input,
@@ -30,6 +29,7 @@ from meshwire.membership.inputs import (
     MessageFrom,
     PeerGone,
     RequestMade,
+    SettingsAsked,
     SteppedOut,
     TimerDue,
     ViolationSeen,
@@ -39,7 +39,7 @@ from meshwire.membership.machine import Membership
 from meshwire.membership.record import MembershipStart, input_of, plain
 from meshwire.messages.generation import Accuse, AskIn, Holding, Promised, Refused, Standing, Where, Wish
 from meshwire.messages.job import Member
-from meshwire.sync_modes.codec_changes import CodecWish
+from meshwire.sync_modes.settings_changes import SettingsWish
 from meshwire.timeouts import Timeouts
 from tests.computing import computing
 from tests.sim import clusterdaemon
@@ -170,7 +170,7 @@ def test_every_input_is_written_and_read(tmp_path: Path) -> None:
         ViolationSeen(TWO, "NaN"),
         WasAway(),
         RequestMade("learn"),
-        CodecAsked(CodecWish(codec="int8")),
+        SettingsAsked(SettingsWish(codec="int8")),
         SteppedOut("it has nothing"),
         Holding(base=True, saved=(3, b"e" * 16)),
         HoldingLost(),

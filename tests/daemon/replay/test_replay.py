@@ -378,7 +378,7 @@ def test_a_cut_between_an_input_and_its_effects_is_no_difference(tmp_path: Path,
 
 
 def start_step(**changes: object) -> str:
-    fields = {"step": 1}
+    fields = {"step": 1, "local_steps": 1}
     line = {"t_s": 0.0, "what": "input", "name": "StartStep", "now_s": 0.0, "fields": fields, "lines": 0}
     return json.dumps(line | changes)
 
@@ -402,11 +402,11 @@ def receive(message: object) -> str:
         (start_step(lines=-1), "how many lines"),
         (start_step(lines=True), "how many lines"),
         (start_step(lines=10**18), "line 3: the trace breaks off"),
-        (start_step(fields=None), "StartStep: its fields are step, and no others"),
-        (start_step(fields={}), "StartStep: its fields are step"),
+        (start_step(fields=None), "StartStep: its fields are local_steps, step, and no others"),
+        (start_step(fields={}), "StartStep: its fields are local_steps, step"),
         (start_step(now_s=None), "StartStep: an input that does not say when it came"),
-        (start_step(fields={"step": "x"}), "StartStep: "),
-        (start_step(fields={"step": 1, "more": 1}), "its fields are step, and no others"),
+        (start_step(fields={"step": "x", "local_steps": 1}), "StartStep: "),
+        (start_step(fields={"step": 1, "more": 1}), "its fields are local_steps, step, and no others"),
         (receive({"type": "Bind", "round": 1}), "Field required"),
         (receive({"type": "os", "round": 1}), "there is no message 'os'"),
         (receive({"type": "Wire"}), "message"),
@@ -449,9 +449,9 @@ def header(**changes: object) -> str:
     [
         ("", "line 1: not the first line of a trace"),
         (start_step(), "line 1: not the first line of a trace"),
-        ('{"t_s": 0, "what": "trace"}', "line 1: a trace of format None; this meshtraind reads 4"),
-        ('{"t_s": 0, "what": "trace", "format": 1}', "line 1: a trace of format 1; this meshtraind reads 4"),
-        ('{"t_s": 0, "what": "trace", "format": 4}', "of another version"),
+        ('{"t_s": 0, "what": "trace"}', "line 1: a trace of format None; this meshtraind reads 5"),
+        ('{"t_s": 0, "what": "trace", "format": 1}', "line 1: a trace of format 1; this meshtraind reads 5"),
+        ('{"t_s": 0, "what": "trace", "format": 5}', "of another version"),
         (header(colour="red"), "of another version"),
         (header(ranks=[]), "line 1: settings: "),
         (header(ranks="many"), "line 1: settings: "),

@@ -12,7 +12,7 @@ from meshtraind.transport.connection import RequestFailed
 from meshwire.jobs.lifecycle import JobState
 from meshwire.messages.job import JobSummary, Member, Metrics, Prediction, RankReport
 from meshwire.planning.replan import RATES, CodecForecast, Replanned, StepForecast, Why
-from meshwire.sync_modes.codec_changes import CodecChange, CodecWish
+from meshwire.sync_modes.settings_changes import SettingsChange, SettingsWish
 
 JOB = "0" * 11 + "1"
 MEMBERS = tuple(Member(device=f"{rank:064x}", incarnation=1, name=name) for rank, name in enumerate(("anna", "bert")))
@@ -67,8 +67,8 @@ def test_what_a_person_has_chosen_stays() -> None:
     """At the beginning, where nothing is predicted then, or while it runs."""
     assert asked(summary(), prediction=None) == []
     assert asked(summary(), prediction=PREDICTED.model_copy(update={"step": None})) == []
-    assert asked(summary(codecs=(CodecChange(first=5, codec="fp16"),))) == []
-    assert asked(summary(codecs=(CodecChange(first=5, codec="fp16", by="plan"),)))[:1] == ["int8"]
+    assert asked(summary(changes=(SettingsChange(first=5, codec="fp16"),))) == []
+    assert asked(summary(changes=(SettingsChange(first=5, codec="fp16", by="plan"),)))[:1] == ["int8"]
 
 
 def test_as_predicted_nothing_is_asked_for() -> None:
@@ -89,12 +89,12 @@ def test_the_slowest_member_tells_how_slow_computing_is() -> None:
 async def test_what_is_chosen_is_asked_for_as_the_plans_own(caplog: pytest.LogCaptureFixture) -> None:
     """And where the members do not agree, the job goes on as it is."""
     session = JobSession.__new__(JobSession)
-    wishes: list[CodecWish] = []
+    wishes: list[SettingsWish] = []
     spawned: list[Any] = []
     chosen: list[Replanned | None] = [Replanned("int8", Why.SLOWER, 5.0, 3.0), None]
     seen: list[tuple[int, float]] = []
 
-    async def change_codec(wish: CodecWish) -> None:
+    async def change_settings(wish: SettingsWish) -> None:
         wishes.append(wish)
         raise RequestFailed("the members have not agreed within 60 s")
 
@@ -106,15 +106,36 @@ async def test_what_is_chosen_is_asked_for_as_the_plans_own(caplog: pytest.LogCa
     session._choice = cast(CodecChoice, SimpleNamespace(look=look))
     session._metrics = cast(Any, SimpleNamespace(step=7))
     session._tasks = cast(Any, SimpleNamespace(spawn=lambda coroutine, _name: spawned.append(coroutine)))
-    session.change_codec = change_codec  # type: ignore[method-assign, assignment]
-    session._changes_codec = True
+    session.change_settings = change_settings  # type: ignore[method-assign, assignment]
+    session._changing = True
     session._choose_codec(summary())
     assert not seen, "somebody is about to change it"
-    session._changes_codec = False
+    session._changing = False
     session._choose_codec(summary())
     session._choose_codec(summary())
     assert [step for step, _ in seen] == [7, 7]
     (asking,) = spawned
     await asking
-    assert wishes == [CodecWish(codec="int8", by="plan")]
+    assert wishes == [SettingsWish(codec="int8", by="plan")]
     assert "stays with its codec: the members have not agreed" in caplog.text
+
+
+@pytest.mark.asyncio
+async def test_a_session_asks_the_chooser_with_every_report() -> None:
+    """Or no job would ever go over by itself."""
+    session, seen = JobSession.__new__(JobSession), summary()
+    asked_for: list[JobSummary] = []
+    session.job = cast(Job, SimpleNamespace(was_here=False, summary=lambda: seen, spec=SimpleNamespace(job=JOB)))
+    told: list[None] = []
+    session.tell_report = lambda: told.append(None)  # type: ignore[method-assign]
+    chooser = SimpleNamespace(look=lambda looked, _step, _now_s: asked_for.append(looked))
+    session._choice, session._changing = cast(CodecChoice, chooser), False
+    session._metrics = cast(Any, SimpleNamespace(step=7))
+
+    async def keep(_summary: JobSummary, _every_s: float) -> None:
+        raise ConnectionError("the first look is over")
+
+    session._keep_course = keep  # type: ignore[method-assign]
+    with pytest.raises(ConnectionError):
+        await session._report_regularly()
+    assert (told, asked_for) == ([None], [seen])

@@ -13,7 +13,7 @@ from meshtraind.session.course import NAME, CourseKeeper, described, load_course
 from meshtraind.storage.job_record import Job
 from meshwire import limits
 from meshwire.messages.job import JobSummary, Metrics, RankReport
-from meshwire.sync_modes.codec_changes import CodecChange
+from meshwire.sync_modes.settings_changes import SettingsChange
 from tests.daemon.fakedaemon import ANNA, BERT, JOB, SOFTWARE, summary
 
 
@@ -206,7 +206,9 @@ def test_no_value_of_an_environment_variable_is_in_it() -> None:
     assert "topology" not in told
 
 
-def test_it_names_all_codecs_that_the_rounds_went_over_to() -> None:
+def test_it_names_all_settings_that_the_rounds_went_over_to() -> None:
     """C3."""
-    codecs = (CodecChange(first=9, codec="int8"), CodecChange(first=20, codec="topk"))
-    assert dict(described(SPEC, codecs))["codec"].endswith("; from round 9 on int8; from round 20 on topk")
+    changes = (SettingsChange(first=9, codec="int8"), SettingsChange(first=20, codec="int8", period=1))
+    told = "from round 9 on gradients travel in int8; from round 20 on a round has 1 local step"
+    assert dict(described(SPEC, changes))["changed"] == told
+    assert "changed" not in dict(described(SPEC))

@@ -702,7 +702,7 @@ async def test_rounds_of_another_history_do_not_make_a_member_enter(right: bool)
         taken.append(served.round)
 
     standing = SimpleNamespace(chains=(chain if right else chain_of(6),))
-    rounds.crossing = SimpleNamespace(take_served=take, standing=lambda: standing, take_codecs=lambda _: None)
+    rounds.crossing = SimpleNamespace(take_served=take, standing=lambda: standing, take_changes=lambda _: None)
     served = ServedRound(
         round=5, void=True, reason="no member contributed", binds=(), poisons=(), used=b"", integers=(),
         squared_norm=0.0, chain=standing.chains[0], poisoned=b"", size_bytes=0,
@@ -749,7 +749,7 @@ async def test_rounds_that_are_lacking_are_on_their_way_together() -> None:
         take_served=take,
         standing=lambda: standing,
         place_for=lambda _served: memoryview(bytearray(4)),
-        take_codecs=lambda _: None,
+        take_changes=lambda _: None,
     )
     cut = catch_up(reload=False).enter.model_copy(update={"chain": chain_of(5)})
     await fetch_rounds(cast(Any, rounds), cast(Any, Source()), JOB, cut)
@@ -811,7 +811,7 @@ async def test_hashes_of_rounds_that_do_not_count_are_forgotten() -> None:
     shell, _, tasks = generations(SimpleNamespace(rounds=rounds, crossing=crossing, entered=lambda _: None), {})
     job = cast(Any, shell._job)
     job.take = lambda _generation, _awaited: None
-    job.take_codecs = lambda _codecs: None
+    job.take_changes = lambda _codecs: None
     for round_ in (4, 5, 6):
         for rank in (0, 1):
             assert not job.hashes.add(BaseHash(job=JOB, rank=rank, round=round_, sha256=bytes(32)))

@@ -272,7 +272,7 @@ class Parted:
         job = cast(Any, self.shell._job)
         job.take_given_up, job.wait = self.told.extend, self.waits.append
         job.take = lambda generation, _awaited=(): job.__dict__.update(generation=generation)
-        job.take_codecs = lambda _codecs: None
+        job.take_changes = lambda _codecs: None
         first = job.generation
         alone = first.model_copy(update={"number": 2, "parent": first.digest(), "ranks": (0,), "learning": (0,)})
         other = alone.model_copy(update={"ranks": (1,), "learning": (1,)})

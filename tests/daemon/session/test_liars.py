@@ -23,8 +23,8 @@ from meshwire.message_base import Wire
 from meshwire.messages.generation import Promised
 from meshwire.messages.job import End
 from meshwire.messages.rounds import Seal
-from meshwire.sync_modes.codec_changes import CodecWish
 from meshwire.sync_modes.mode import sync_settings
+from meshwire.sync_modes.settings_changes import SettingsWish
 from tests.daemon.executorring import PLAN, Ring, offers
 from tests.daemon.liarmesh import JOB, Frame, LiarMesh, at_round
 from tests.daemon.lies import LIAR, LIES, RING
@@ -284,7 +284,7 @@ def test_who_was_refused_is_heard_no_more_in_that_generation() -> None:
 def test_who_asks_for_no_codec_is_refused_and_not_its_proposer(asked: str) -> None:
     """G10: the shell looks at each promise before the machine makes a commit of it."""
     driver = MembershipDriver.__new__(MembershipDriver)
-    held = standing(1, 12, linked=(0, 1)).model_copy(update={"asks_codec": CodecWish(codec=asked)})
+    held = standing(1, 12, linked=(0, 1)).model_copy(update={"asks": SettingsWish(codec=asked)})
     refused: list[str] = []
     taken: list[object] = []
     driver._job = cast(Any, SimpleNamespace(spec=job_spec(JOB, "a" * 64, sync_settings("bsp"))))

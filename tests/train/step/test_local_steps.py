@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from meshtrain.errors import NonFiniteGradient, UsageError
 from meshtrain.train.session import LearnerSession
+from meshwire.sync_modes.settings_changes import SettingsChange, SettingsChanges
 from tests.tiers import mostly_slow
 from tests.train.localdaemon import LocalDaemon
 from tests.train.replicas import adamw, assert_equal, distance, net, sgd
@@ -58,7 +59,9 @@ def local_sgd(make: Make, drawn: list[list[list[Batch]]], period: int) -> nn.Mod
     return learners[0][0]
 
 
-def epochs_of(make: Make, members: int, total: int, **spec: Any) -> tuple[LocalDaemon, list[Any], list[Any]]:
+def epochs_of(
+    make: Make, members: int, total: int, changes: SettingsChanges = (), **spec: Any
+) -> tuple[LocalDaemon, list[Any], list[Any]]:
     """A job of EPOCHS epochs: its daemon, its models, and what its ranks drew by epoch."""
     dataset = TensorDataset(torch.arange(total), *batch(1, total))
     replicas = [net() for _ in range(members)]
@@ -76,6 +79,7 @@ def epochs_of(make: Make, members: int, total: int, **spec: Any) -> tuple[LocalD
         return drawn
 
     with LocalDaemon(members, **spec) as daemon:
+        daemon.rounds.changes = changes
         drawn = daemon.run(script)
         assert daemon.hashes
         assert all(len(ranks) == members for ranks in daemon.hashes.values())
@@ -109,6 +113,19 @@ def test_a_period_of_one_step_is_bsp(make: Make) -> None:
     _, periods, _ = epochs_of(make, 2, 40, sync="local:1")
     _, steps, _ = epochs_of(make, 2, 40, sync="bsp")
     assert distance(periods[0], steps[0]) <= TOLERANCE
+
+
+@pytest.mark.parametrize(("sync", "visibility"), [("local:2", None), ("local:2,ssp:1", "fixed")])
+def test_a_learner_takes_as_many_steps_as_it_is_told(sync: str, visibility: str | None) -> None:
+    """C3: with the word to begin the period, or with the round that makes it superfluous; also where it becomes
+    shorter, and several periods are on their way."""
+    changes = (SettingsChange(first=4, period=5), SettingsChange(first=6, period=3))
+    how = {} if visibility is None else {"visibility": visibility}
+    daemon, _, _ = epochs_of(sgd, 2, 8 * (2 + 2 + 2 + 5 + 5 + 3 + 3 + 3), changes, sync=sync, **how)
+    weights = [bind.weight for _, each in sorted(daemon.rounds.rounds.items()) for bind in each.binds.values()]
+    late = daemon.spec.sync.staleness  # a period begins by its base, which lacks so many rounds
+    steps = [2] * (3 + late) + [5] * 2 + [3] * 3
+    assert [weight / 4 for weight in weights[: 2 * 6]] == [count for count in steps for _ in range(2)][: 2 * 6]
 
 
 @pytest.mark.parametrize("make", [sgd, momentum])

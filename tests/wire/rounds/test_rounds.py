@@ -466,7 +466,7 @@ def test_a_learner_that_has_made_its_first_steps_hangs_only_where_its_step_was_g
 
 def test_a_period_may_take_as_long_as_its_steps() -> None:
     """R9: nothing is heard of a period before it ends."""
-    assert hangs_after_s(0) == hangs_after_s(1) == HANGS_AFTER_S
+    assert hangs_after_s(1) == HANGS_AFTER_S
     assert hangs_after_s(500) > 8 * 3600
 
 
@@ -894,6 +894,24 @@ def test_step_deadline_formula() -> None:
     for _ in range(5):
         quick.add(0.1)
     assert quick.deadline_s == 2.0
+
+
+def test_a_longer_period_may_take_so_much_longer() -> None:
+    """R3, R5, R9, C3: what was measured of a period is of each of its steps; or who obeys would be late for it."""
+    times = StepTimes()
+    times.local_steps = 4
+    for _ in range(6):
+        times.add(8.0)
+    assert (times.deadline_s, times.late_after_s(0.01, 0.0)) == (24.0, 8.0)
+    times.local_steps = 16
+    assert (times.deadline_s, times.late_after_s(0.01, 0.0)) == (96.0, 32.0)
+    times.add(32.0)
+    times.local_steps = 1
+    assert (times.deadline_s, times.late_after_s(0.01, 0.0)) == (6.0, 2.0)
+    one, now_s = alone_of_two(s=1)
+    one.handle(StartStep(6, local_steps=50), now_s)
+    assert one.local_steps == 50
+    assert one.deadline() == now_s + 150.0
 
 
 def test_what_a_deadline_does_not_learn_from() -> None:

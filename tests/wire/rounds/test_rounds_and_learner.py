@@ -45,6 +45,7 @@ from meshwire.rounds.inputs import (
     ResultReady,
     RoundDecoded,
     RoundServed,
+    SettingsChanged,
 )
 from meshwire.rounds.learner_state import Phase, RoundSettings
 from meshwire.rounds.machine import RoundMachine
@@ -52,6 +53,7 @@ from meshwire.rounds.rounds_and_learner import JobRounds
 from meshwire.samples.grants import SampleGrants
 from meshwire.samples.pool import Batch
 from meshwire.sync_modes.mode import sync_settings
+from meshwire.sync_modes.settings_changes import SettingsChange
 
 SPACE = SampleSpace(total=1000, batch=4, whole_batches=False, drop_last=False)
 
@@ -62,8 +64,8 @@ BEGINS = (LearnerDied("it has not loaded yet", None), LearnerLoads(), BaseLoaded
 class Member:
     """Rank 0 of two, with one bucket; rank 1 is what the test says."""
 
-    def __init__(self, staleness: int = 1) -> None:
-        sync = sync_settings(f"ssp:{staleness}" if staleness else "bsp")
+    def __init__(self, staleness: int = 1, sync: str | None = None) -> None:
+        settings_ = sync_settings(sync or (f"ssp:{staleness}" if staleness else "bsp"))
         settings = RoundSettings(
             ranks=(0, 1),
             rank=0,
@@ -74,8 +76,8 @@ class Member:
             straggler="carry",
             rtt_s=0.01,
         )
-        self.grants = SampleGrants(SPACE, 0, (0, 1), sync)
-        self.rounds = JobRounds(RoundMachine(settings), self.grants, sync, "stop")
+        self.grants = SampleGrants(SPACE, 0, (0, 1), settings_)
+        self.rounds = JobRounds(RoundMachine(settings), self.grants, settings_, "stop")
         (granted,) = [each for each in self.told(*BEGINS) if isinstance(each, Grant)]
         self.batches = list(granted.batches)
 
@@ -174,6 +176,26 @@ def test_a_round_is_given_when_it_is_decoded_and_forgotten_when_all_hold_it(memb
     effects = member.effects(LearnerApplied(round=1))
     assert effects == [DecodeRound(2), TellLearner(Start(step=3, decided=2))]
     assert member.effects(CompleteAnnounced(1, 1))[-1] == RoundForgotten(1)
+
+
+def test_a_learner_is_told_how_many_steps_its_period_has() -> None:
+    """C3, R9: with the word to begin it, or with the round that promises it; and it holds batches for them."""
+    changes = (SettingsChange(first=3, period=40), SettingsChange(first=4, period=2))
+    member = Member(0, sync="local:2")
+    member.effects(SettingsChanged(changes))
+    assert [member.rounds._local_steps(round_) for round_ in (1, 2, 3, 4, 5)] == [2, 2, 40, 2, 2]
+    done = member.whole_round(1)
+    assert (done.start, done.local_steps) == (2, 2)
+    member.told(LearnerApplied(round=1), ended(1))
+    assert member.rounds.machine.local_steps == 2
+    done = member.whole_round(2)
+    assert (done.start, done.local_steps) == (3, 40)
+    member.told(LearnerApplied(round=2), ended(2))
+    assert member.rounds.machine.local_steps == 40
+    assert len(member.grants._ledger.batches(0)) >= 81, "as if it had claimed for periods of 40"
+    member.effects(LearnerIdle(reason="it pauses", finished=False))
+    start = next(told for told in member.told(LearnerBack()) if isinstance(told, Start))
+    assert (start.step, start.local_steps) == (3, 40)
 
 
 def test_a_learner_that_died_is_told_nothing(member: Member) -> None:

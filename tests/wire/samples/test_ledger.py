@@ -231,6 +231,17 @@ def test_a_claim_is_what_is_to_be_held() -> None:
     assert granted(ledger.complete({0: bind(), 2: bind(claim=first - 2)})) == {0: (), 2: (*ledger.batches(2)[-1:],)}
 
 
+def test_who_takes_longer_periods_soon_is_granted_what_they_need() -> None:
+    """C3, X2: whatever it has claimed, for it could not know; but nothing where the script has no prepared loader."""
+    for sync in (LOCKSTEP, CLAIMS):
+        ledger = Ledger(space(10_000, 4), range(3), sync)
+        ledger.complete({0: bind(ledger.batches(0)[:1], 5), 1: bind(ledger.batches(1)[:1], 300)}, least=257)
+        levels = [len(ledger.batches(rank)) for rank in (0, 1)]
+        assert levels == ([300, 300] if sync is LOCKSTEP else [257, 300])
+        ledger.complete({0: bind()}, least=400)
+        assert len(ledger.batches(0)) == levels[0]
+
+
 def test_who_is_faster_gets_more() -> None:
     """X2: only those in a round are granted more, so the others are not waited for."""
     ledger = Ledger(space(10_000, 4), range(2), CLAIMS)

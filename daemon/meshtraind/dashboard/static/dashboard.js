@@ -366,7 +366,7 @@ $("codec-form").onsubmit = async (event) => {
   event.preventDefault();
   const id = chosen, codec = $("codec-name").value.trim(), { submitter } = event;
   if (await confirm(`Go over to ${codec}?`, "From one of the next rounds on, all devices send their gradients in it. Nothing is lost that was left out before.", "Change it") !== null) {
-    act("/api/codec", { job: id, codec }, (reply) => { $("codec-form").reset(); return `From round ${reply.change.first} on gradients travel in ${reply.change.codec}; before: ${reply.before}.`; }, submitter);
+    act("/api/codec", { job: id, codec }, (reply) => { $("codec-form").reset(); return `From round ${reply.first} on gradients travel in ${reply.now.codec}; before: ${reply.before.codec}.`; }, submitter);
   }
 };
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
