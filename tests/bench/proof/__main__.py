@@ -9,6 +9,7 @@ of `results/proof.jsonl`, and the same command goes on behind it. `--page` write
 """
 
 import argparse
+import re
 import sys
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def main() -> int:
         try:
             journal = Journal(options.resume)
             missing = journal.missing(chosen, options.repeats, short=options.short)
-            missing = [(case, repeat) for case, repeat in missing if options.only in case.name]
+            missing = [(case, repeat) for case, repeat in missing if re.search(options.only, case.name)]
             if chosen:
                 with interruptible():
                     failed = measure(
@@ -77,7 +78,7 @@ def _options(sections: tuple[Section, ...]) -> argparse.Namespace:
     names = [section.name for section in sections]
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(names))
     parser.add_argument("--repeats", type=int, help="of each case, or seeds (default: each section's own)")
-    parser.add_argument("--only", metavar="TEXT", default="", help="only the cases whose name holds this")
+    parser.add_argument("--only", metavar="PATTERN", default="", help="only the cases in whose name this is found")
     parser.add_argument("--minutes", type=float, default=30.0, help="begin nothing after these (default %(default)g)")
     parser.add_argument("--short", action="store_true", help="shows in little time that it works, and is no result")
     parser.add_argument("--resume", type=Path, default=RESULTS / "proof.jsonl", metavar="FILE", help="%(default)s")

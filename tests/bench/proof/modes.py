@@ -51,8 +51,8 @@ class Set:
 
 
 SETS = (
-    Set("gpt", "text: the demo's GPT on Python's standard library, character by character, AdamW at 2e-3", 120, 8, 25),
-    Set("cnn", "images: a CNN with BatchNorm on MNIST's digits, SGD at 0.02 with momentum 0.9", 160, 16, 25),
+    Set("gpt", "text: the demo's GPT on Python's standard library, character by character, AdamW at 2e-3", 120, 24, 25),
+    Set("cnn", "images: a CNN with BatchNorm on MNIST's digits, SGD at 0.02 with momentum 0.9", 160, 16, 15),
 )
 EXPECTED = (
     "At equal samples bsp is best; ssp:2 and post-local SGD are within its noise, local:8 is a little behind, and diloco "
