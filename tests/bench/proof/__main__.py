@@ -21,7 +21,7 @@ from meshtrain.examples.digits import DigitsError
 from tests.bench.journal import Journal, Section, measure, say
 from tests.bench.kept_lines import KeptLinesError
 from tests.bench.overlap_lab import OverlapError
-from tests.bench.proof import modes, modes_page
+from tests.bench.proof import goodput, modes, modes_page, slow_laptop
 from tests.bench.proof.places import LocalPlace, ProofError
 from tests.bench.soak import interruptible
 from tests.lab.lab import LabError
@@ -37,7 +37,7 @@ DIGITS = 6  # a step of a small model takes milliseconds
 
 def every_section(place: LocalPlace) -> tuple[Section, ...]:
     """In the order in which they are worth their time."""
-    return modes.sections(place)
+    return (*modes.sections(place), *goodput.sections(), *slow_laptop.sections())
 
 
 def main() -> int:
