@@ -1,5 +1,5 @@
-"""A file of JSON lines in which a measurement keeps each thing that it has measured, at once: after any interruption the
-same command goes on behind the last line."""
+"""A file of JSON lines in which a measurement keeps each thing that it has measured, at once: after any interruption
+the same command goes on behind the last line."""
 
 import json
 from collections.abc import Callable

@@ -56,6 +56,6 @@ class Quota:
         (self._folder / "cgroup.procs").write_text(str(pid))
 
     def prefix(self) -> tuple[str, ...]:
-        """Words in front of a command that is to run in it from its beginning; `ip netns exec` comes behind them, for in
-        a namespace the cgroups are not seen."""
+        """Words in front of a command that is to run in it from its beginning; `ip netns exec` comes behind them, for
+        in a namespace the cgroups are not seen."""
         return ("sh", "-c", f'echo $$ > {self._folder}/cgroup.procs && exec "$@"', "sh")

@@ -18,17 +18,28 @@ from meshtrain.cli.ui.errors import CliError
 from meshtrain.client import ConnectionLost, RequestError
 from meshtrain.demo.localmesh import LocalMeshError
 from meshtrain.examples.digits import DigitsError
+from tests.bench.goals.sides import SidesError
 from tests.bench.journal import Journal, Section, measure, say
 from tests.bench.kept_lines import KeptLinesError
 from tests.bench.overlap_lab import OverlapError
-from tests.bench.proof import goodput, modes, modes_page, slow_laptop
+from tests.bench.proof import goodput, modes, modes_page, slow_laptop, wifi
 from tests.bench.proof.places import LocalPlace, ProofError
 from tests.bench.soak import interruptible
 from tests.lab.lab import LabError
 
 RESULTS = Path(__file__).parents[1] / "results"
 FAILED = (
-    *(ProofError, NotMeasured, CliError, OverlapError, LabError, LocalMeshError, RequestError, ConnectionLost),
+    *(
+        ProofError,
+        SidesError,
+        NotMeasured,
+        CliError,
+        OverlapError,
+        LabError,
+        LocalMeshError,
+        RequestError,
+        ConnectionLost,
+    ),
     *(DigitsError, TimeoutError, OSError),
 )
 PAGES = (modes_page.write,)
@@ -37,7 +48,7 @@ DIGITS = 6  # a step of a small model takes milliseconds
 
 def every_section(place: LocalPlace) -> tuple[Section, ...]:
     """In the order in which they are worth their time."""
-    return (*modes.sections(place), *goodput.sections(), *slow_laptop.sections())
+    return (*modes.sections(place), *goodput.sections(), *slow_laptop.sections(), *wifi.sections(place))
 
 
 def main() -> int:

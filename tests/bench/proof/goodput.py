@@ -1,7 +1,7 @@
 """What is left of four laptops' speed when something is killed every 15 s or every 2 s, and while one comes back.
 
-Samples are counted by the model itself (`chaosjob`): what is in the base has survived. Learners sleep in their steps, for
-all share this machine's cores; a learner that starts again imports torch on these cores, as it would on its own.
+Samples are counted by the model itself (`chaosjob`): what is in the base has survived. Learners sleep in their steps,
+for all share this machine's cores; a learner that starts again imports torch on these cores, as it would on its own.
 """
 
 import random
@@ -31,9 +31,9 @@ REJOIN_MBIT = 50.0
 WINDOWS_S = {None: 40.0, 15.0: 90.0, 2.0: 60.0}  # by seconds between two kills
 EXPECTED = (
     "A learner that is killed is back after 4 to 6 s, 3 of which are Python and torch. A kill every 15 s takes one of "
-    "four for a third of the time, and leaves 0.9; one every 2 s takes more than two of four at any time, and leaves 0.4: "
-    "the goal of 0.88 is out of reach there while a learner starts from nothing. Beside what was there to compute it is "
-    "above 0.9 in both. While one rejoins, which loads 46 MB, the others keep 0.9 of their speed."
+    "four for a third of the time, and leaves 0.9; one every 2 s takes more than two of four at any time, and leaves "
+    "0.4: the goal of 0.88 is out of reach there while a learner starts from nothing. Beside what was there to compute "
+    "it is above 0.9 in both. While one rejoins, which loads 46 MB, the others keep 0.9 of their speed."
 )
 
 

@@ -23,7 +23,7 @@ class LocalPlace:
 
     def __init__(self) -> None:
         self._stack = ExitStack()
-        self._folder: Path | None = None
+        self._scratch: Path | None = None
         self._mesh: LocalMesh | None = None
 
     def __enter__(self) -> Self:
@@ -47,10 +47,15 @@ class LocalPlace:
             self._mesh.__exit__(None, None, None)
             self._mesh = None
 
+    def scratch(self) -> Path:
+        """A folder that is empty at first: for what cases share."""
+        if self._scratch is None:
+            self._scratch = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="meshtrain-proof-")))
+        return self._scratch
+
     def folder(self) -> Path:
         """With the data of every model in `data`. Raises DigitsError."""
-        if self._folder is None:
-            folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="meshtrain-proof-")))
+        folder = self.scratch()
+        if not (folder / "data").exists():
             write_data(folder / "data", user_cache_path("meshtrain") / "digits")
-            self._folder = folder
-        return self._folder
+        return folder

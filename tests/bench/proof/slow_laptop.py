@@ -1,7 +1,7 @@
-"""One of four laptops is three times slower, and nobody has said so: what `meshtrain submit` without a flag makes of it.
+"""One of four laptops is three times slower, and nobody has said so: what `submit` without a flag makes of it.
 
-A laptop is a station of the lab with a share of a core (`quotas`), its daemon's work included; nothing sleeps. Each speed
-is of the script alone on that laptop, without a job.
+A laptop is a station of the lab with a share of a core (`quotas`), its daemon's work included; nothing sleeps. Each
+speed is of the script alone on that laptop, without a job.
 """
 
 import json
@@ -31,8 +31,9 @@ SAMPLES = 30_000  # of the job: about half a minute
 TIMEOUT_S = 300.0
 NAME = "one of four is 3x slower"
 EXPECTED = (
-    "submit measures the laptops' speeds, chooses batches or local steps that follow them, and reaches 0.9 of the sum of "
-    "the four speeds once batches have their sizes; over the whole job less, for the first 32 batches of each are equal."
+    "submit measures the laptops' speeds, chooses batches or local steps that follow them, and reaches 0.9 of the sum "
+    "of the four speeds once batches have their sizes; over the whole job less, for the first 32 batches of each are "
+    "equal."
 )
 
 SCRIPT = """
