@@ -39,7 +39,7 @@ else:
     x, y = (torch.stack(column) for column in zip(*(held_out[index] for index in range(0, len(held_out), 3))))
 if sync == "demo":  # which takes its own steps, and this optimizer's rate
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-elif name == "gpt":
+elif name == "gpt" or sync.startswith("muloco"):  # which goes together with AdamW alone
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
 else:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02 if name == "cnn" else 0.05, momentum=0.9)

@@ -1,8 +1,8 @@
 """Every way to keep in step, on a text and on images: four daemons, three seeds; and what a step of each takes.
 
 Losses and bytes are of real jobs on loopback, and depend on no clock but where a bound lets members be late. Seconds
-are the planner's for a WiFi cell, from the script's own steps on one core of this machine: `predicted` measures how good
-these predictions are.
+are the planner's for a WiFi cell, from the script's own steps on one core of this machine: `predicted` measures how
+good these predictions are.
 """
 
 from collections.abc import Callable, Iterator
@@ -56,8 +56,10 @@ SETS = (
 )
 EXPECTED = (
     "At equal samples bsp is best; ssp:2 and post-local SGD are within its noise, local:8 is a little behind, and "
-    "diloco and sparseloco further, for 15 and 20 outer steps are few for their momentum. demo, which takes other steps, is "
-    "behind on so short a training. In seconds at 20 Mbit/s what sends least wins all the same; at 150 Mbit/s the "
+    "diloco and sparseloco further, for 15 and 20 outer steps are few for their momentum. demo, which takes "
+    "other steps, "
+    "is behind on so short a training. In "
+    "seconds at 20 Mbit/s what sends least wins all the same; at 150 Mbit/s the "
     "models are so small that local:8,ssp:1, which hides the exchange, is enough."
 )
 
