@@ -21,7 +21,7 @@ from meshtraind.dashboard.dashboard import Dashboard, dashboard_port
 from meshtraind.jobs.queries import JobQueries
 from meshtraind.jobs.routing import JobRouter
 from meshtraind.learner.software import installed_software
-from meshtraind.machine.facts import memory_bytes
+from meshtraind.machine.facts import memory_bytes, running_system
 from meshtraind.measuring.measuring import Measuring
 from meshtraind.owner.live_settings import LiveSettings
 from meshtraind.owner.machine_sensors import MachineSensors
@@ -192,6 +192,7 @@ class App:
                     cores=os.cpu_count() or 1,
                     memory_bytes=memory_bytes(),
                     hub=config.hub,
+                    machine=running_system(),
                 ),
                 host=config.listen_host,
                 port=config.listen_port,

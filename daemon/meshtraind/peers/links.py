@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from meshtraind.machine.event_loop import accepted
+from meshtraind.machine.facts import running_system
 from meshtraind.peers.handshake import Doorway, Greeting
 from meshtraind.peers.own_presence import Presence
 from meshtraind.peers.refused_dial import refuses
@@ -71,6 +72,11 @@ class Link:
     rtt_s: float | None = None
     round_trips_s: tuple[float, ...] = ()
     told: tuple[KnownPeer, ...] = ()
+
+    @property
+    def same_machine(self) -> bool:
+        """Whether the peer computes on this machine's cores (M3), as by a container or over loopback."""
+        return self.connection.same_host or (self.hello.machine != "" and self.hello.machine == running_system())
 
     @property
     def member(self) -> Member:

@@ -383,4 +383,5 @@ def _linked(link: Link) -> PeerSummary:
         cores=link.hello.cores,
         memory_bytes=link.hello.memory_bytes,
         hub=link.hello.hub,
+        same_machine=link.same_machine,
     )

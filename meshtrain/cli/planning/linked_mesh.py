@@ -26,7 +26,7 @@ class NobodyLinked(CliError):
 
 
 class OneMachine(CliError):
-    """Some of the devices are this very machine, whose processor they would share: no prediction is good there."""
+    """Some of the devices are reached over loopback: there is no network to predict for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def find_mesh(data_dir: Path | None, measure: bool, stages: Stages, *, one_machi
 
     Args:
         measure: also links that were measured a moment ago.
-        one_machine: take daemons on this very machine for laptops.
+        one_machine: take daemons over loopback for laptops.
 
     Raises:
         CliError: with a next step; NobodyLinked and OneMachine before anything is measured.
@@ -77,7 +77,7 @@ def find_mesh(data_dir: Path | None, measure: bool, stages: Stages, *, one_machi
         wanted = [peer.device for peer in linked if peer.device in together]
         if not wanted:
             raise NobodyLinked(*_nobody(linked))
-        here = _on_this_machine([peer for peer in linked if peer.device in wanted])
+        here = _over_loopback([peer for peer in linked if peer.device in wanted])
         if here and not one_machine:
             raise OneMachine(f"{', '.join(here)}: on this very machine, whose processor all share")
         now_s = time.time()
@@ -124,7 +124,7 @@ def _not_measured(name: str, why: str, kept: MeasuredLink | None, now_s: float) 
     )
 
 
-def _on_this_machine(peers: Sequence[PeerSummary]) -> list[str]:
+def _over_loopback(peers: Sequence[PeerSummary]) -> list[str]:
     return [printable(peer.name) for peer in peers if (peer.address or "").startswith(LOOPBACK)]
 
 
@@ -155,7 +155,7 @@ def assumptions(others: Sequence[PeerSummary], device: str) -> list[str]:
         text = f"{who} are taken to compute as fast as this one."
         differ = [f"{printable(peer.name)} has {peer.cores}" for peer in unknown if peer.cores not in (None, own)]
         notes.append(f"{text} They may not: this one has {own} cores, {', '.join(differ)}." if differ else text)
-    if here := _on_this_machine(others):
+    if here := [printable(peer.name) for peer in others if peer.same_machine]:
         notes.append(f"On this very machine: {', '.join(here)}. Its processor is shared, which no figure here counts.")
     if len(others) > 1:
         notes.append("Links between two others were not measured, and count as theirs with this one.")

@@ -32,6 +32,8 @@ class Hello(Wire):
     cores: Annotated[int, Field(ge=0)]
     memory_bytes: Annotated[int, Field(ge=0)]
     hub: bool = False  # it runs no learner, as its owner has said (H1)
+    machine: Annotated[str, Field(max_length=32)] = ""
+    """Of the running system: daemons with the same one share its cores (M3). Empty where nobody can tell."""
 
 
 @message("refuse")

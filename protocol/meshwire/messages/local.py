@@ -142,6 +142,7 @@ class PeerSummary(Wire):
     added_by: Name | None = None  # who has introduced it; None: a code was typed here, or it is not paired
     measured: MeasuredLink | None = None  # what the link carried, when that was asked for last (W7)
     hub: bool = False  # it runs no learner (H1)
+    same_machine: bool = False  # it computes on this machine's cores
 
 
 @message("peers")

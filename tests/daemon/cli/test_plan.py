@@ -74,6 +74,7 @@ class FakeMesh:
         self.speeds: dict[str, float] = {}
         self.names = dict(NAMES)
         self.addresses: dict[str, str] = {}
+        self.beside: set[str] = set()  # on this machine
         endpoint.answers |= {
             GetStatus: STATUS,
             GetPeers: lambda _body, _emit: Peers(peers=tuple(map(self._peer, self.mbit))),
@@ -94,6 +95,7 @@ class FakeMesh:
             memory_bytes=1,
             measured=self.known.get(device),
             hub=device in self.hubs,
+            same_machine=device in self.beside,
         )
 
     def _measure(self, body: MeasureLinks, _emit: Emit) -> LinksMeasured:
@@ -241,7 +243,7 @@ def test_who_is_faster_is_named_where_alone_is_faster(mesh: FakeMesh) -> None:
 
 
 def test_daemons_on_one_machine_are_told_that_they_share_it(mesh: FakeMesh) -> None:
-    mesh.mbit, mesh.addresses = {BERT: 1000.0, CARL: 1000.0}, {BERT: "127.0.0.1:29611", CARL: "192.168.1.127:29610"}
+    mesh.mbit, mesh.beside = {BERT: 1000.0, CARL: 1000.0}, {BERT}
     assert "On this very machine: bert. Its processor is shared" in run("plan", "train.py").stderr
 
 

@@ -156,7 +156,7 @@ class Line:
     """One direction of a link: what its sender says reaches the receiver's router at the loop's next turn."""
 
     chunk_payload_bytes_sent = chunk_bytes_received = 0
-    writable, same_host, closing = True, True, False
+    writable, closing = True, False
 
     def __init__(self, sender: "Laptop", receiver: "Laptop") -> None:
         self.sender, self.receiver, self.name = sender, receiver, receiver.member.name
@@ -257,6 +257,7 @@ class Household:
             own.links[peer.member.device] = SimpleNamespace(
                 connection=Line(own, peer),
                 hello=SimpleNamespace(incarnation=1, name=peer.member.name, software=SOFTWARE),
+                same_machine=True,
                 device=peer.member.device,
                 rtt_s=0.001,
             )

@@ -7,6 +7,8 @@ import logging
 import os
 import socket
 import ssl
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -17,6 +19,7 @@ from typing import Any, cast
 import pytest
 
 import meshtraind.peers.links
+from meshtraind.machine.facts import running_system
 from meshtraind.peers.links import Link, Links, ListenError
 from meshtraind.runtime import log_limit as loglimit
 from meshtraind.runtime.log_limit import LimitedHandler
@@ -865,3 +868,32 @@ async def test_a_paired_key_is_needed_for_tls(tmp_path: Path) -> None:
             writer.transport.abort()
         cleo.pins.close()
         assert not anna.links.linked
+
+
+@pytest.mark.parametrize(
+    ("same_host", "own", "theirs", "shared"),
+    [(True, "a", "b", True), (False, "a", "a", True), (False, "a", "b", False), (False, "", "", False)],
+)
+def test_whose_cores_are_the_own_ones(
+    same_host: bool, own: str, theirs: str, shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """M3: a container has an address of its own, and this machine's cores."""
+    monkeypatch.setattr("meshtraind.peers.links.running_system", lambda: own)
+    hello: Any = SimpleNamespace(machine=theirs)
+    connection: Any = SimpleNamespace(same_host=same_host)
+    place = Address(host="10.0.0.2", port=1)
+    assert Link("b" * 64, hello, connection, place, "a" * 64, place).same_machine == shared
+
+
+def test_a_running_system_has_one_name() -> None:
+    """Whoever runs on it says the same, and it is not what the system calls it."""
+    name = running_system()
+    there = subprocess.run(
+        [sys.executable, "-c", "from meshtraind.machine.facts import running_system as name; print(name())"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=DEADLINE_S,
+    )
+    assert there.stdout.strip() == name
+    assert (len(name) == 32) == Path("/proc/sys/kernel/random/boot_id").exists()
