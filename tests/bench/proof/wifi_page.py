@@ -39,7 +39,8 @@ def _lines(journal: Journal) -> Iterator[str]:
     yield "shapes of the real models, gradients are noise, and computing is a stated time a step:"
     yield "; ".join(f"{model.about}, {1000 * model.step_s:g} ms" for model in MODELS) + "."
     yield "Speed in samples, not in loss: what `safe` and `fast` give up of that,"
-    yield "[the guide](../../../deploy/guide/SETTINGS.md) says. *of one*: samples a second of all, in those of one laptop alone."
+    yield "[the guide](../../../deploy/guide/SETTINGS.md) says. *of one*: samples a second of all, in those of one"
+    yield "laptop alone."
     yield from ("", f"**Expected, before it ran.** {EXPECTED}", "", "## As planned", "")
     yield f"![Speed by bandwidth, {SHOWN_MEMBERS} laptops]({PICTURE})"
     yield from (
