@@ -126,8 +126,8 @@ def made(what: str, seed: int, data: Path | None) -> Task:
     """
     torch.manual_seed(seed)
     if what.startswith("paced:"):
-        _, model, seconds = what.split(":")
-        shapes = [each.shape for each in made(model, seed, None).model.parameters()]
+        _, name, seconds = what.split(":")
+        shapes = [each.shape for each in made(name, seed, None).model.parameters()]
         return Task(Paced(shapes, float(seconds)), 16, 1e-6, (torch.ones(16), torch.zeros(16)), None)
     if what in ("resnet", "digits"):
         from meshtrain.examples.resnet import ResNet18

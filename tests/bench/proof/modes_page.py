@@ -175,7 +175,8 @@ def _row(one: Set, way: Way, base: Way | None, target: float | None) -> list[str
 def verdicts(one: Set, found: Mapping[str, Way], target: float, alone_s: float | None) -> Iterator[str]:
     """Where which mode wins, and where one loses, in sentences."""
     base = found[BASE]
-    losing, level = [], []
+    losing: list[str] = []
+    level: list[str] = []
     for way in found.values():
         if way.mode == BASE:
             continue

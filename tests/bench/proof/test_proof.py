@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from meshtrain.cli.planning.codec_prices import ProcessorPrices
 from meshwire.planning.choose import job_settings
 from meshwire.planning.network import USUAL_WORK
 from meshwire.planning.price import CodecPrice
@@ -150,7 +151,7 @@ def planner(name: str) -> wifi.Planner:
     """With prices that are stated."""
     codecs = [*wifi.DDP_PLANNED.values(), *(tried.codec for tried in EVIDENCE)]
     prices = {codec: CodecPrice(1e-9, 1e-9) for codec in codecs}
-    return wifi.Planner(wifi.model_of(name), wifi.ProcessorPrices(prices, USUAL_WORK))
+    return wifi.Planner(wifi.model_of(name), ProcessorPrices(prices, USUAL_WORK))
 
 
 def test_the_wifi_plan_is_arithmetic() -> None:
