@@ -90,7 +90,7 @@ def record(epoch):
         bits = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
     missing = (epoch - tally).clamp(min=0)
     line = {"t_s": now_s(), "rank": mt.rank(), "epoch": epoch, "most": int(tally.max()),
-            "missing": int(missing.sum()), "loss": shown_loss,
+            "missing": int(missing.sum()), "kept": int(tally.sum()), "loss": shown_loss,
             "digest": hashlib.sha256(bits).hexdigest(), "pid": os.getpid()}
     try:
         with open(mt.output_dir() / "epochs.jsonl", "a") as file:
@@ -143,6 +143,7 @@ class Record:
         missing: over all samples: how often it is in the base less than once for each epoch before this one.
         loss: of the step before; 0: of none.
         digest: of the base.
+        kept: samples in the base, each as often as it is there.
         pid: of the learner's process, which is another one after a return.
     """
 
@@ -154,6 +155,7 @@ class Record:
     loss: float = 0.0
     digest: str = ""
     pid: int = 0
+    kept: int = 0
 
 
 class ChaosJob:

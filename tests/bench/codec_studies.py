@@ -10,13 +10,12 @@ once: after ctrl-C, or when `--minutes` are over, the same command goes on behin
 """
 
 import argparse
-import json
 import math
 import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
@@ -25,6 +24,8 @@ import torch
 from meshtraind.codecs.base import CodecError
 from meshwire.codecs.registry import FAMILIES
 from tests.bench.codec_seeds import train
+from tests.bench.journal import say
+from tests.bench.kept_lines import KeptLines, KeptLinesError
 
 RESULTS = Path(__file__).parent / "results"
 BASELINE = "fp32"
@@ -283,36 +284,17 @@ class Line:
     link_bytes: float
 
 
-class StudyFileError(Exception):
-    """A line of the file is not one of its own; says which."""
+class StudyFile(KeptLines[Line]):
+    """What there is already. Raises KeptLinesError, OSError when it is made."""
 
-
-@dataclass
-class StudyFile:
-    """What there is already. Raises StudyFileError, OSError when it is made."""
-
-    path: Path
-    lines: list[Line] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        texts = self.path.read_text("utf-8").splitlines() if self.path.exists() else []
-        for number, text in enumerate(texts, 1):
-            try:
-                self.lines.append(Line(**json.loads(text)))
-            except (ValueError, TypeError) as error:
-                raise StudyFileError(f"{self.path}, line {number}: {error}; remove the line") from error
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, lambda parts: Line(**parts))
 
     def missing(self, studies: Sequence[Study]) -> list[tuple[Study, str, int]]:
         """(study, way, seed): the first seed of all ways before the second."""
         done = {(line.study, line.way, line.seed) for line in self.lines}
         every = ((study, way, seed) for study in studies for seed, way in product(range(study.seeds), study.ways))
         return [(study, way, seed) for study, way, seed in every if (study.name, way, seed) not in done]
-
-    def add(self, line: Line) -> None:
-        """Also behind the last line of the file, at once."""
-        self.lines.append(line)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(line)) + "\n")
 
     def of(self, study: Study, way: str) -> list[Line]:
         """By seed."""
@@ -408,11 +390,6 @@ def _noise(losses: Sequence[float], base: Sequence[float]) -> str:
     return f"{NOISE_FACTOR * squares**0.5:.3f}"
 
 
-def say(line: str) -> None:
-    """Progress goes to stderr."""
-    print(line, file=sys.stderr, flush=True)
-
-
 def main() -> int:
     """The exit code."""
     names = ["all", *(study.name for study in STUDIES)]
@@ -440,7 +417,7 @@ def main() -> int:
             path = RESULTS / "codec_studies.md"
             path.write_text(page(file), encoding="utf-8")
             say(f"wrote {path}")
-    except (StudyFileError, OSError) as error:
+    except (KeptLinesError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

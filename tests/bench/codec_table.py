@@ -23,7 +23,9 @@ from meshtrain.examples.digits import DigitsError
 from meshwire.codecs.registry import FAMILIES, parse_codec
 from tests.bench.codecjob import MODELS, write_data
 from tests.bench.codecreport import short_table, tables
-from tests.bench.codecruns import ResultFile, ResultFileError, Run, train
+from tests.bench.codecruns import ResultFile, Run, train
+from tests.bench.journal import say
+from tests.bench.kept_lines import KeptLinesError
 from tests.bench.soak import interruptible
 from tests.lab.chaosmesh import NAMES, ChaosMesh
 
@@ -98,17 +100,12 @@ def measure(runs: Sequence[Run], results: ResultFile) -> None:
                     failed = False
                     while left and not failed:
                         run, began_s = left.popleft(), time.monotonic()
-                        outcome = train(daemons, folder, run)
-                        results.add(run, outcome)
+                        outcome = train(daemons, folder, run).outcome
+                        results.keep(run, outcome)
                         done += 1
                         failed = outcome.error is not None
                         said = outcome.error or f"loss {outcome.loss:.4f}, accuracy {outcome.accuracy:.3f}"
                         say(f"[{done}/{len(runs)}] {run}: {said} ({time.monotonic() - began_s:.0f} s)")
-
-
-def say(line: str) -> None:
-    """Progress goes to stderr, tables to stdout."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def main() -> int:
@@ -144,7 +141,7 @@ def main() -> int:
             say(f"{len(runs)} jobs; what is done is in {options.json}")
             with interruptible():
                 measure(runs, results)
-    except (LocalMeshError, DigitsError, ResultFileError, OSError) as error:
+    except (LocalMeshError, DigitsError, KeptLinesError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -16,7 +16,7 @@ WARM_STEPS = 5  # which are not timed
 PACED_S = 0.25  # between two steps of a job whose member is killed, so that it is back long before the end
 
 SCRIPT = """
-import itertools, json, sys, time
+import copy, itertools, json, sys, time
 import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -39,19 +39,37 @@ else:
     x, y = (torch.stack(column) for column in zip(*(held_out[index] for index in range(0, len(held_out), 3))))
 if sync == "demo":  # which takes its own steps, and this optimizer's rate
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-elif name == "gpt":
+elif name == "gpt" or sync.startswith("muloco"):  # which goes together with AdamW alone
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
 else:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02 if name == "cnn" else 0.05, momentum=0.9)
 loader = DataLoader(training, batch_size=batch_size, shuffle=True)
+shown, seen = copy.deepcopy(model), []
 model, optimizer, loader = mt.prepare(model, optimizer, loader)
 torch.set_num_threads(1)
 
 began_s = []
 # Not mt.steps, which counts rounds: with a period a round is many steps. But who comes back ends with the others.
 rounds, paced_s = (int(sys.argv[6]), float(sys.argv[7])) if len(sys.argv) > 6 else (0, 0.0)
+every = int(sys.argv[8]) if len(sys.argv) > 8 else 0  # steps between two points of the curve, which is drawn at the end
+
+
+def keep():
+    with mt.base():
+        seen.append((len(began_s), {name: value.clone() for name, value in model.state_dict().items()}))
+
+
+def judged():
+    shown.eval()
+    with torch.no_grad():
+        logits = torch.cat([shown(part) for part in x.split(256)]).flatten(0, -2)
+    return F.cross_entropy(logits, y.flatten()).item(), (logits.argmax(1) == y.flatten()).float().mean().item()
+
+
 for _ in mt.steps(rounds) if rounds else range(steps):
     time.sleep(paced_s)
+    if every and mt.is_main() and len(began_s) % every == 0:
+        keep()
     began_s.append(time.monotonic())
     if len(began_s) == 1:
         batches = itertools.chain.from_iterable(itertools.repeat(loader))
@@ -64,12 +82,16 @@ for _ in mt.steps(rounds) if rounds else range(steps):
 ended_s = time.monotonic()
 mt.finish()
 if mt.is_main():
-    model.eval()
-    with torch.no_grad():
-        logits = torch.cat([model(part) for part in x.split(256)]).flatten(0, -2)
+    keep()
+    curve = []
+    for step, state in seen:
+        shown.load_state_dict(state)
+        loss, accuracy = judged()
+        curve.append((step, loss))
     result = {
-        "loss": F.cross_entropy(logits, y.flatten()).item(),
-        "accuracy": (logits.argmax(1) == y.flatten()).float().mean().item(),
+        "loss": loss,
+        "accuracy": accuracy,
+        "curve": curve,
         "steps_s": [later - earlier for earlier, later in zip(began_s, [*began_s[1:], ended_s])],
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
     }

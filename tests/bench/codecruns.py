@@ -6,9 +6,9 @@ A result file holds one JSON object a line, so that a run that is interrupted is
 import json
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshtrain.client import ConnectionLost, RequestError
 from meshtrain.demo.localmesh import LocalDaemon, LocalMeshError
@@ -17,6 +17,7 @@ from meshwire.messages.local import Watch, Watched
 from meshwire.sync_modes.mode import sync_settings
 from tests.bench import codecjob
 from tests.bench.codeckills import lose_and_return
+from tests.bench.kept_lines import KeptLines
 from tests.daemon import realjobs as jobs
 
 JOB_TIMEOUT_S = 1200.0  # many of them may run on a machine that does other things too
@@ -88,40 +89,33 @@ class Outcome:
     parameters: int = 0
 
 
-class ResultFileError(Exception):
-    """A line of the result file is not one of its own; says which."""
+@dataclass(frozen=True)
+class _RunLine:
+    run: Run
+    outcome: Outcome
 
 
-@dataclass
-class ResultFile:
-    """The outcomes there are. Failures are tried again when the file is gone on with.
+class ResultFile(KeptLines[_RunLine]):
+    """The outcomes there are; of two lines of one run the later one counts. Failures are tried again when the file is
+    gone on with.
 
     Raises:
-        ResultFileError: when it is made.
+        KeptLinesError: when it is made.
         OSError.
     """
 
-    path: Path
-    outcomes: dict[Run, Outcome] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        lines = self.path.read_text("utf-8").splitlines() if self.path.exists() else []
-        for number, line in enumerate(lines, 1):
-            try:
-                parts = json.loads(line)
-                self.outcomes[Run(**parts["run"])] = Outcome(**parts["outcome"])
-            except (ValueError, KeyError, TypeError) as error:
-                raise ResultFileError(f"{self.path}, line {number}: {error}; remove the line") from error
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, lambda parts: _RunLine(Run(**parts["run"]), Outcome(**parts["outcome"])))
+        self.outcomes = {line.run: line.outcome for line in self.lines}
 
     def missing(self, runs: Iterable[Run]) -> list[Run]:
         """Those of these that have not succeeded yet."""
         return [run for run in runs if run not in self.outcomes or self.outcomes[run].error is not None]
 
-    def add(self, run: Run, outcome: Outcome) -> None:
+    def keep(self, run: Run, outcome: Outcome) -> None:
         """Also behind the last line of the file."""
         self.outcomes[run] = outcome
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"run": asdict(run), "outcome": asdict(outcome)}) + "\n")
+        self.add(_RunLine(run, outcome))
 
 
 class Sent:
@@ -160,23 +154,42 @@ class Sent:
 
 def rounds(run: Run) -> int:
     """That a job has."""
-    return run.steps // max(sync_settings(run.sync).period, 1)
+    return rounds_of(run.sync, run.steps)
 
 
-def train(daemons: Sequence[LocalDaemon], folder: Path, run: Run) -> Outcome:
+def rounds_of(sync: str, steps: int) -> int:
+    """How many rounds so many steps of each learner make."""
+    mode = sync_settings(sync)
+    first = min(steps, mode.after)
+    return first + (steps - first) // max(mode.period, 1)
+
+
+class Trained(NamedTuple):
+    """What became of a job.
+
+    Attributes:
+        curve: (steps of the main learner, held-out loss of the base then), where one was asked for.
+    """
+
+    outcome: Outcome
+    curve: list[tuple[int, float]]
+
+
+def train(daemons: Sequence[LocalDaemon], folder: Path, run: Run, curve_every: int = 0) -> Trained:
     """Runs one job. What goes wrong is in the outcome.
 
     Args:
         daemons: `run.members`, linked to each other. The first one is asked; that which may be killed is the last.
         folder: with the data folders of `codecjob.write_data` in `data`.
+        curve_every: steps between two points of the curve; 0: there is none.
     """
     model = codecjob.MODELS[run.model]
-    arguments: tuple[str, ...] = (run.model, run.sync, str(run.steps), str(model.batch // run.members), str(run.seed))
+    by_rounds = run.kill or sync_settings(run.sync).ends_early  # else the last ones would be one member's alone
+    arguments = (
+        *(run.model, run.sync, str(run.steps), str(model.batch // run.members), str(run.seed)),
+        *(str(rounds(run)) if by_rounds else "0", str(codecjob.PACED_S if run.kill else 0), str(curve_every)),
+    )
     daemon, sent = daemons[0], Sent()
-    if run.kill:
-        arguments += (str(rounds(run)), str(codecjob.PACED_S))
-    elif sync_settings(run.sync).ends_early:  # by rounds: else the last ones would be one member's alone
-        arguments += (str(rounds(run)), "0")
     try:
         submitted = jobs.submit(
             daemon,
@@ -195,12 +208,12 @@ def train(daemons: Sequence[LocalDaemon], folder: Path, run: Run) -> Outcome:
         reply = daemon.request(Watch(job=submitted.job), JOB_TIMEOUT_S, "end of the job", sent.see)
         assert isinstance(reply, Watched)
         if reply.summary.state != "succeeded":
-            return Outcome(error=reply.summary.error or f"the job is {reply.summary.state}")
+            return Trained(Outcome(error=reply.summary.error or f"the job is {reply.summary.state}"), [])
         result = json.loads(jobs.read(daemon, submitted.job, "output", 0, "result.json"))
     except (RequestError, ConnectionLost, LocalMeshError, TimeoutError, OSError) as error:
-        return Outcome(error=str(error))
+        return Trained(Outcome(error=str(error)), [])
     summary = reply.summary
-    return Outcome(
+    outcome = Outcome(
         loss=result["loss"],
         accuracy=result["accuracy"],
         payload_bytes=sum(report.metrics.payload_bytes for report in summary.ranks) / run.steps,
@@ -210,3 +223,4 @@ def train(daemons: Sequence[LocalDaemon], folder: Path, run: Run) -> Outcome:
         hashes_compared=summary.hashes_compared,
         parameters=result["parameters"],
     )
+    return Trained(outcome, [(step, loss) for step, loss in result["curve"]])

@@ -3,15 +3,16 @@ slower on a switch? Six measurements beside gloo, each kept in --into, where the
 About five minutes; nothing else should run."""
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from meshtraind.bench.settings import BenchError, Settings
 from tests.bench.allreduce_lab import Network, measure
+from tests.bench.kept_lines import KeptLines, KeptLinesError
 from tests.lab.lab import LabError, lab_unavailable
 
 CELL_MBIT = 200.0
@@ -128,12 +129,32 @@ def page(found: Mapping[str, Measured], judged: Sequence[Verdict]) -> str:
     return PAGE.format(mb=MB, rounds=ROUNDS, cell=CELL_MBIT, table=table(found, judged))
 
 
-def kept(into: Path) -> dict[str, Measured]:
-    """What earlier runs have measured there. Raises OSError, ValueError."""
-    if not into.exists():
-        return {}
-    read = [json.loads(line) for line in into.read_text("utf-8").splitlines()]
-    return {one["case"]: Measured(one["ours_s"], one["gloo_s"]) for one in read}
+@dataclass(frozen=True, slots=True)
+class HubLine:
+    """A case's line of the file; `report` is all that was measured."""
+
+    case: str
+    measured: Measured
+    report: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, parts: Mapping[str, Any]) -> "HubLine":
+        """Raises KeyError."""
+        return cls(parts["case"], Measured(parts["ours_s"], parts["gloo_s"]), parts)
+
+    def parts(self) -> dict[str, Any]:
+        """As it is written."""
+        return {"case": self.case, **asdict(self.measured), **self.report}
+
+
+def kept(into: Path) -> KeptLines[HubLine]:
+    """What earlier runs have measured there. Raises OSError, KeptLinesError."""
+    return KeptLines(into, HubLine.of, HubLine.parts)
+
+
+def by_case(lines: KeptLines[HubLine]) -> dict[str, Measured]:
+    """What was measured, the last one of each case."""
+    return {line.case: line.measured for line in lines.lines}
 
 
 def main() -> int:
@@ -147,7 +168,8 @@ def main() -> int:
         print(f"error: {reason}", file=sys.stderr)
         return 1
     try:
-        found = kept(options.into)
+        lines = kept(options.into)
+        found = by_case(lines)
         for number, case in enumerate(CASES, 1):
             if case.name in found or (options.only and case.name not in options.only):
                 continue
@@ -155,10 +177,8 @@ def main() -> int:
             print(f"{number} of {len(CASES)}: {about}: {case.limit_s:.1f} s a round at best", file=sys.stderr)
             report = measure(case.settings, case.network)
             one = found[case.name] = Measured(median(report.meshtrain.seconds), median(report.gloo.seconds))
-            line = {"case": case.name, "ours_s": one.ours_s, "gloo_s": one.gloo_s, **report.as_json()}
-            with options.into.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
-    except (BenchError, LabError, OSError, ValueError, KeyError) as error:
+            lines.add(HubLine(case.name, one, report.as_json()))
+    except (BenchError, LabError, KeptLinesError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     judged = verdicts(found)

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -102,37 +103,38 @@ class End:
     wrong: str | None
 
 
-class Run:
-    """One job, from its submission to its end."""
+class Killer:
+    """Looks at a job, kills its daemons and learners at random, and starts what was killed again.
 
-    def __init__(self, mesh: ChaosMesh, seed: int, epochs: int, step_s: float, sync: str) -> None:
-        self._mesh = mesh
-        self._seed = seed
-        self._random = random.Random(seed)
-        self._began_s = time.monotonic()
+    Args:
+        names: of the daemons, by rank: the first one has submitted the job.
+        down_s: from and until how long a killed daemon stays away.
+        left: computing members that a kill leaves at least.
+
+    Attributes:
+        kills: by role.
+    """
+
+    def __init__(
+        self,
+        mesh: ChaosMesh,
+        job: str,
+        names: Sequence[str],
+        draws: random.Random,
+        down_s: tuple[float, float],
+        left: int,
+    ) -> None:
+        self.kills: Counter[str] = Counter()
+        self._mesh, self._job, self._names, self._random = mesh, job, names, draws
+        self._down_s, self._left = down_s, left
         self._starts_s: dict[str, float] = {}  # when a killed daemon is started again
-        self._kills: Counter[str] = Counter()
-        with tempfile.TemporaryDirectory(prefix="meshtrain-kills-") as folder:
-            arguments = json.dumps({"seed": seed, "epochs": epochs, "step_s": step_s})
-            submitter = mesh.daemons[mesh.names[0]]
-            submitted = jobs.submit(submitter, Path(folder), SCRIPT, args=(arguments,), seed=seed, sync=sync)
-        self._job = submitted.job
-        self._names = tuple(member.name for member in submitted.members)
 
-    def until_end(self, kills: int) -> End:
-        """Kills so often, and waits for the job's end."""
-        next_s = time.monotonic() + self._random.uniform(*INTERVAL_S)
-        while True:
-            seen = self._look()
-            over = seen is not None and seen.ended_at_s is not None and not self._starts_s
-            if over or time.monotonic() - self._began_s > LIMIT_S:
-                return self._end(seen, kills)
-            if sum(self._kills.values()) < kills and time.monotonic() >= next_s and seen is not None:
-                self._kill(seen)
-                next_s = time.monotonic() + self._random.uniform(*INTERVAL_S)
-            time.sleep(POLL_S)
+    @property
+    def all_up(self) -> bool:
+        """Whether none is to be started again."""
+        return not self._starts_s
 
-    def _look(self) -> JobSummary | None:
+    def look(self) -> JobSummary | None:
         """The summary of the daemon that knows most; starts those whose time has come.
 
         A daemon that has just begun again takes its job for lost until it hears of it.
@@ -147,22 +149,54 @@ class Run:
             seen, key=lambda one: (one.state != "lost", one.ended_at_s is not None, one.generation), default=None
         )
 
-    def _kill(self, seen: JobSummary) -> None:
+    def kill(self, seen: JobSummary) -> str | None:
+        """SIGKILL of one that is up; says of whom. None: too few would be left, or there was no learner."""
         computing = {self._names[rank] for rank in seen.learning} - self._starts_s.keys()
         name = self._random.choice([name for name in self._names if name not in self._starts_s])
-        if len(computing - {name}) < LEFT:
-            return
+        if len(computing - {name}) < self._left:
+            return None
         role = self._random.choice(("daemon", "learner"))
         daemon = self._mesh.daemons[name]
         if role == "learner":
             if not daemon.kill_learner():
-                return
+                return None
         else:
             role = "submitter" if name == self._names[0] else role
             daemon.kill()
-            self._starts_s[name] = time.monotonic() + self._random.uniform(*DOWN_S)
-        self._kills[role] += 1
-        say(f"{time.monotonic() - self._began_s:7.1f} s  round {seen.rounds}: kill -9 of {name}'s {role}")
+            self._starts_s[name] = time.monotonic() + self._random.uniform(*self._down_s)
+        self.kills[role] += 1
+        return f"{name}'s {role}"
+
+
+class Run:
+    """One job, from its submission to its end."""
+
+    def __init__(self, mesh: ChaosMesh, seed: int, epochs: int, step_s: float, sync: str) -> None:
+        self._mesh = mesh
+        self._seed = seed
+        self._random = random.Random(seed)
+        self._began_s = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="meshtrain-kills-") as folder:
+            arguments = json.dumps({"seed": seed, "epochs": epochs, "step_s": step_s})
+            submitter = mesh.daemons[mesh.names[0]]
+            submitted = jobs.submit(submitter, Path(folder), SCRIPT, args=(arguments,), seed=seed, sync=sync)
+        self._job = submitted.job
+        self._names = tuple(member.name for member in submitted.members)
+        self._killer = Killer(mesh, self._job, self._names, self._random, DOWN_S, LEFT)
+
+    def until_end(self, kills: int) -> End:
+        """Kills so often, and waits for the job's end."""
+        next_s = time.monotonic() + self._random.uniform(*INTERVAL_S)
+        while True:
+            seen = self._killer.look()
+            over = seen is not None and seen.ended_at_s is not None and self._killer.all_up
+            if over or time.monotonic() - self._began_s > LIMIT_S:
+                return self._end(seen, kills)
+            if self._killer.kills.total() < kills and time.monotonic() >= next_s and seen is not None:
+                if (who := self._killer.kill(seen)) is not None:
+                    say(f"{time.monotonic() - self._began_s:7.1f} s  round {seen.rounds}: kill -9 of {who}")
+                next_s = time.monotonic() + self._random.uniform(*INTERVAL_S)
+            time.sleep(POLL_S)
 
     def _end(self, seen: JobSummary | None, kills: int) -> End:
         ends = []
@@ -175,8 +209,8 @@ class Run:
             wrong = "no daemon answers" if seen is None else f"the job is {seen.state}: {seen.error}"
         elif len({end["digest"] for end in ends}) != 1 or len(ends) < LEFT:
             wrong = f"the bases of {len(ends)} ranks are not equal: {[end['digest'][:8] for end in ends]}"
-        elif sum(self._kills.values()) < kills:
-            wrong = f"the job ended after {sum(self._kills.values())} of {kills} kills: use more --epochs"
+        elif self._killer.kills.total() < kills:
+            wrong = f"the job ended after {self._killer.kills.total()} of {kills} kills: use more --epochs"
         return End(
             seed=self._seed,
             loss=ends[0]["loss"] if ends else math.nan,
@@ -184,7 +218,7 @@ class Run:
             rounds=seen.rounds if seen is not None else 0,
             generations=seen.generation if seen is not None else 0,
             lasted_s=time.monotonic() - self._began_s,
-            kills=dict(self._kills),
+            kills=dict(self._killer.kills),
             wrong=wrong,
         )
 

@@ -14,8 +14,9 @@ from meshtraind.projection.orthonormal import orthonormal
 from meshwire.codecs.registry import FAMILIES, parse_codec
 from meshwire.model.manifest import Momentum
 from tests.bench import codec_studies
-from tests.bench.codec_studies import STUDIES, Line, Study, StudyFile, StudyFileError, measure, page
+from tests.bench.codec_studies import STUDIES, Line, Study, StudyFile, measure, page
 from tests.bench.codec_tasks import TASKS
+from tests.bench.kept_lines import KeptLinesError
 from tests.bench.other_methods import Dion, Ef21Momentum, TorchsPowerSgd
 from tests.bench.simulated_rounds import SEED, SimulatedRounds
 from tests.daemon.tcpmembers import manifest_of, members
@@ -199,7 +200,7 @@ def test_a_study_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Mo
     measure(StudyFile(path), [STUDY], 1.0)
     assert len(trained) == 7
     path.write_text(path.read_text()[:-10])
-    with pytest.raises(StudyFileError, match=r"line 6: .*; remove the line"):
+    with pytest.raises(KeptLinesError, match=r"line 6: .*; remove the line"):
         StudyFile(path)
 
 

@@ -11,7 +11,8 @@ from meshwire.sync_modes.codec_for_mode import codec_of
 from meshwire.sync_modes.mode import sync_settings
 from tests.bench.codec_table import TIMED_STEPS, WAYS, plan
 from tests.bench.codecreport import SHORT_COLUMNS, short_table, tables
-from tests.bench.codecruns import Outcome, ResultFile, ResultFileError, Run, Sent, rounds
+from tests.bench.codecruns import Outcome, ResultFile, Run, Sent, rounds
+from tests.bench.kept_lines import KeptLinesError
 
 OPTIONS = argparse.Namespace(
     codecs=["int8", "topk:0.3..0.1/50@local:8"],
@@ -99,20 +100,20 @@ def test_a_run_that_was_interrupted_goes_on(tmp_path: Path, kind: dict[str, bool
     runs = plan(argparse.Namespace(**{**vars(OPTIONS), **kind}))
     first = ResultFile(path)
     assert first.missing(runs) == runs
-    first.add(runs[0], outcome(1.5))
-    first.add(runs[1], Outcome(error="the daemon has ended"))
+    first.keep(runs[0], outcome(1.5))
+    first.keep(runs[1], Outcome(error="the daemon has ended"))
     again = ResultFile(path)
     assert again.outcomes == {runs[0]: outcome(1.5), runs[1]: again.outcomes[runs[1]]}
     assert again.missing(runs) == runs[1:]
-    again.add(runs[1], outcome(1.25))
+    again.keep(runs[1], outcome(1.25))
     assert ResultFile(path).missing(runs) == runs[2:]
 
 
 def test_a_line_that_was_cut_off_is_named(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
-    ResultFile(path).add(Run("cnn", 2, "fp32", 0, 300), outcome(1.0))
+    ResultFile(path).keep(Run("cnn", 2, "fp32", 0, 300), outcome(1.0))
     path.write_text(path.read_text()[:-20])
-    with pytest.raises(ResultFileError, match=r"line 1: .*; remove the line"):
+    with pytest.raises(KeptLinesError, match=r"line 1: .*; remove the line"):
         ResultFile(path)
 
 

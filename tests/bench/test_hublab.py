@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.bench.hub_lab import CASES, RESULTS, Measured, kept, page, table, verdicts
+from tests.bench.hub_lab import CASES, RESULTS, Measured, by_case, kept, page, table, verdicts
 
 LIMITS = {case.name: Measured(case.limit_s, case.limit_s) for case in CASES}
 
@@ -29,7 +29,7 @@ def test_what_is_not_measured_yet_is_not_judged() -> None:
 
 
 def test_the_page_is_what_the_file_says() -> None:
-    found = kept(RESULTS / "hub.jsonl")
+    found = by_case(kept(RESULTS / "hub.jsonl"))
     judged = verdicts(found)
     assert (RESULTS / "hub.md").read_text("utf-8") == page(found, judged)
     assert len(judged) == 4

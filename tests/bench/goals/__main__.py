@@ -12,7 +12,6 @@ behind it. `all` means all sections that need a machine without other work; `los
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,10 +20,11 @@ from meshtrain.demo.localmesh import LocalMeshError
 from meshtrain.examples.digits import DigitsError
 from meshtraind.bench.settings import BenchError
 from tests.bench.goals import profiles
-from tests.bench.goals.catalogue import SECTIONS, Case, Section, section_of
-from tests.bench.goals.journal import Conditions, Entry, Journal, JournalError, spread
+from tests.bench.goals.catalogue import SECTIONS
 from tests.bench.goals.page import REASONS, page, reasons_of
 from tests.bench.goals.sides import SidesError
+from tests.bench.journal import Journal, Section, measure, say
+from tests.bench.kept_lines import KeptLinesError
 from tests.bench.overlap_lab import OverlapError
 from tests.bench.soak import interruptible
 from tests.lab.lab import LabError
@@ -48,12 +48,12 @@ def main() -> int:
         missing = journal.missing(sections, options.repeats, short=options.short)
         missing = [(case, repeat) for case, repeat in missing if options.only in case.name]
         with interruptible():
-            failed = measure(journal, missing, short=options.short)
+            failed = measure(journal, SECTIONS, missing, FAILED, short=options.short)
         if options.page:
             path = RESULTS / "goals.md"
             path.write_text(page(journal, reasons_of(REASONS.read_text("utf-8"))), encoding="utf-8")
             say(f"wrote {path}")
-    except (JournalError, *FAILED) as error:
+    except (KeptLinesError, *FAILED) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -86,48 +86,6 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def measure(journal: Journal, missing: Sequence[tuple[Case, int]], *, short: bool) -> list[str]:
-    """Measures these, and says beforehand what it takes. Returns the names of cases that failed; each is told of."""
-    total_s = 0
-    for section in SECTIONS:
-        own = [(case, repeat) for case, repeat in missing if case in section.cases]
-        if own:
-            seconds = sum(case.seconds for case, _ in own)
-            total_s += seconds
-            say(f"{section.name}: {section.about}")
-            for case in dict.fromkeys(case for case, _ in own):
-                times = sum(one is case for one, _ in own)
-                say(f"  {case.name}: {times} x about {case.seconds} s")
-    if not missing:
-        say(f"nothing is missing in {journal.path}")
-        return []
-    say(f"{len(missing)} to measure, about {total_s / 60:.0f} min{' at most, as they are short' * short}")
-    failed = []
-    for case in dict.fromkeys(case for case, _ in missing):
-        if (lack := case.lacks()) is not None:
-            failed.append(case.name)
-            say(f"not measured, {case.name}: {lack}")
-    missing = [(case, repeat) for case, repeat in missing if case.name not in failed]
-    for at, (case, repeat) in enumerate(missing, 1):
-        began_s = time.monotonic()
-        conditions = Conditions.now()
-        head = f"[{at}/{len(missing)}] {section_of(case.name).name}, {case.name}, repeat {repeat}"
-        say(f"{head}: load {conditions.load:g}, other work {conditions.busy_percent:.0f} % of the cores")
-        try:
-            figures = case.measure(repeat, short)
-        except FAILED as error:
-            failed.append(case.name)
-            say(f"  failed after {time.monotonic() - began_s:.0f} s: {error}")
-            continue
-        rounded = {name: [round(value, 4) for value in values] for name, values in figures.items()}
-        journal.add(Entry(case.name, repeat, short, rounded, conditions))
-        shown = ", ".join(f"{name} {spread(values)}" for name, values in rounded.items())
-        say(f"  {time.monotonic() - began_s:.0f} s: {shown}")
-    if failed:
-        say(f"not measured: {', '.join(dict.fromkeys(failed))}; the same command tries them again")
-    return failed
-
-
 def _profile(sections: Sequence[Section]) -> int:
     for section in sections:
         if section.name == "loopback":
@@ -137,11 +95,6 @@ def _profile(sections: Sequence[Section]) -> int:
             for table in profiles.learners(section.name):
                 print(table, flush=True)
     return 0
-
-
-def say(line: str) -> None:
-    """Progress goes to stderr, profiles to stdout."""
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -4,41 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tests.bench.goals import measures
-from tests.bench.goals.measures import AGAIN, WAYS, Figures
+from tests.bench.goals.measures import AGAIN, WAYS
+from tests.bench.journal import Case, Figures, Section
 from tests.lab.lab import lab_unavailable
-
-Measure = Callable[[int, bool], Figures]
-"""One repeat: its number, and whether it is to be short."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """What is measured at once.
-
-    Attributes:
-        seconds: that a repeat takes, about.
-        measure: of a repeat, whose number is the seed where there is one.
-        lacks: what this machine lacks for it, and what to do; None: nothing.
-    """
-
-    name: str
-    seconds: int
-    measure: Measure
-    lacks: Callable[[], str | None] = lambda: None
-
-
-@dataclass(frozen=True)
-class Section:
-    """Cases that belong together.
-
-    Attributes:
-        quiet: what it measures depends on what else the machine does.
-    """
-
-    name: str
-    about: str
-    cases: tuple[Case, ...]
-    quiet: bool = True
 
 
 @dataclass(frozen=True)
@@ -213,8 +181,3 @@ def _goals() -> tuple[Goal, ...]:
 
 
 GOALS = _goals()
-
-
-def section_of(case: str) -> Section:
-    """Which section a case belongs to."""
-    return next(section for section in SECTIONS if case in [one.name for one in section.cases])

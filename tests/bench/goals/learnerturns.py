@@ -79,6 +79,38 @@ class Task:
         return sum(losses) / len(losses)
 
 
+class Pace(torch.autograd.Function):
+    """Sleeps before a tensor's gradient is ready: the part of the backward pass that computes it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
+        ctx.seconds = seconds
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        time.sleep(ctx.seconds)
+        return gradients[0], None
+
+
+class Paced(torch.nn.Module):
+    """Parameters of the shapes of another model, whose step takes a stated time: a third of it forwards, and backwards
+    by how large each is. Gradients are noise, for links pack what shrinks."""
+
+    def __init__(self, shapes: list[torch.Size], step_s: float) -> None:
+        super().__init__()
+        self.weights = torch.nn.ParameterList(torch.nn.Parameter(torch.full(shape, 0.1)) for shape in shapes)
+        self.noise = [torch.randn(shape) for shape in shapes]
+        self.step_s, self.values = step_s, sum(shape.numel() for shape in shapes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(self.step_s / 3)
+        for weight, noise in zip(self.weights, self.noise, strict=True):
+            pace_s = self.step_s * 2 / 3 * weight.numel() / self.values
+            x = Pace.apply(x + 1e-4 * weight.flatten().dot(noise.flatten()), pace_s)  # type: ignore[no-untyped-call]
+        return x
+
+
 def loss_of(net: torch.nn.Module, batch: Batch) -> Tensor:
     """Cross entropy of classes, for each position where there are several; squared error of values."""
     inputs, labels = batch
@@ -88,8 +120,15 @@ def loss_of(net: torch.nn.Module, batch: Batch) -> Tensor:
 
 
 def made(what: str, seed: int, data: Path | None) -> Task:
-    """The task of this name: noise for `resnet`, `gpt`, `tiny` and `wide`, real samples for `digits` and `text`."""
+    """The task of this name: noise for `resnet`, `gpt`, `tiny` and `wide`, real samples for `digits` and `text`.
+
+    `paced:MODEL:SECONDS` has the shapes of one of these, whose step takes so long.
+    """
     torch.manual_seed(seed)
+    if what.startswith("paced:"):
+        _, name, seconds = what.split(":")
+        shapes = [each.shape for each in made(name, seed, None).model.parameters()]
+        return Task(Paced(shapes, float(seconds)), 16, 1e-6, (torch.ones(16), torch.zeros(16)), None)
     if what in ("resnet", "digits"):
         from meshtrain.examples.resnet import ResNet18
 
@@ -109,6 +148,9 @@ def made(what: str, seed: int, data: Path | None) -> Task:
     if what == "wide":
         layers = [torch.nn.Linear(WIDE, WIDE) for _ in range(12)]
         return Task(torch.nn.Sequential(*layers), 1, 1e-3, (torch.randn(1, WIDE), torch.randn(1, WIDE)), None)
+    if what == "mlp":
+        model = torch.nn.Sequential(torch.nn.Linear(784, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
+        return Task(model, 16, 1e-3, (torch.randn(16, 784), torch.randint(10, (16,))), None)
     model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 4))
     return Task(model, 8, 1e-3, (torch.randn(8, 16), torch.randn(8, 4)), None)
 
@@ -155,7 +197,7 @@ def windows(context: int) -> Samples:
 
 def main() -> None:
     """One argument, in JSON: side (plain, job, ddp), model, seed, data, at (the socket of who says how many steps);
-    for ddp: rank, members, store, the rank of PowerSGD's hook or nothing, and the seed of its first basis."""
+    for ddp: rank, members, store, the hook (fp16, or PowerSGD's rank) or nothing, and the seed of a first basis."""
     told = json.loads(sys.argv[1])
     side, seed = told["side"], told["seed"]
     if side != "job":
@@ -198,13 +240,20 @@ def main() -> None:
         dist.destroy_process_group()
 
 
-def distributed(model: torch.nn.Module, hook: int | None, basis: int) -> torch.nn.Module:
-    """DDP, with PowerSGD of this rank as its hook has it: two steps travel whole, the fewest that it takes.
+def distributed(model: torch.nn.Module, hook: int | str | None, basis: int) -> torch.nn.Module:
+    """DDP, with the hook fp16, or with PowerSGD of this rank as its hook has it: two steps travel whole, the fewest
+    that it takes.
 
     With the hook there is one bucket: over gloo with several, ranks issue collectives in different orders, and hang.
     """
     if hook is None:
         return torch.nn.parallel.DistributedDataParallel(model)
+    if hook == "fp16":
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        net = torch.nn.parallel.DistributedDataParallel(model)
+        net.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        return net
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
 
     net = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1000)

@@ -16,10 +16,8 @@ from meshtraind.bench.report import Report
 from meshtraind.bench.settings import Settings, loopback
 from tests.bench import aims, allreduce_lab
 from tests.bench.goals.sides import Side, Work, in_turn, place
+from tests.bench.journal import Figures
 from tests.lab.lab import lab_unavailable
-
-Figures = dict[str, list[float]]
-"""What one repeat found: the ratios of all its turns, or a single number."""
 
 T = TypeVar("T")
 RATE_MBIT = 100.0

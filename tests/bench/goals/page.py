@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 from statistics import median
 
-from tests.bench.goals.catalogue import GOALS, OUTSIDE, SECTIONS, Case, Goal, Section
-from tests.bench.goals.journal import Journal, spread
+from tests.bench.goals.catalogue import GOALS, OUTSIDE, SECTIONS, Goal
+from tests.bench.journal import Case, Journal, Section, spread
 
 REASONS = Path(__file__).with_name("reasons.md")
 DIGITS_MAX = 5
@@ -41,7 +41,7 @@ def page(journal: Journal, reasons: dict[str, str]) -> str:
 
 def _conditions(journal: Journal) -> list[str]:
     quiet = {case.name for section in SECTIONS if section.quiet for case in section.cases}
-    seen = [entry.conditions for entry in journal.entries if not entry.short and entry.case in quiet]
+    seen = [entry.conditions for entry in journal.lines if not entry.short and entry.case in quiet]
     text = [
         "Made from `goals.jsonl`, which has every turn. Sides run in turn, and each repeat has processes of its own: a",
         "ratio pairs two turns of one round. *now*: the median of all pairs, and from the least to the most.",
@@ -90,7 +90,7 @@ def _all_figures(journal: Journal, section: Section) -> list[str]:
 
 def _figures_of(journal: Journal, case: Case) -> str:
     names: dict[str, None] = {}
-    for entry in journal.entries:
+    for entry in journal.lines:
         if entry.case == case.name and not entry.short:
             names |= dict.fromkeys(entry.figures)
     shown = []

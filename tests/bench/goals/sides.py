@@ -23,7 +23,7 @@ from meshtrain.demo.localmesh import LocalDaemon, LocalMesh
 from tests.bench.goals import learnerturns
 from tests.bench.overlap_lab import linked_stations
 from tests.daemon import realjobs as jobs
-from tests.lab.lab import Lab
+from tests.lab.lab import Cell, Lab
 
 NAMES = ("anna", "bert", "cleo", "dora", "emil", "fine", "gero", "hans")
 CONNECT_TIMEOUT_S = 60.0
@@ -119,7 +119,7 @@ class Place:
             yield mesh.daemons
 
     @contextmanager
-    def job(self, daemons: Sequence[LocalDaemon], work: Work, way: str) -> Iterator[Side]:
+    def job(self, daemons: Sequence[LocalDaemon], work: Work, way: str, topology: str | None = None) -> Iterator[Side]:
         """The learners of a job on all these daemons.
 
         Args:
@@ -130,6 +130,7 @@ class Place:
         """
         codec, _, sync = way.partition("@")
         options = {"args": (self._told("job", work),), "codec": codec, "sync": sync or "bsp", "hash_every": 100}
+        options |= {"topology": topology}
         with ExitStack() as stack:
             submitted = jobs.submit(daemons[0], self._own_folder(), Path(learnerturns.__file__).read_text(), **options)
             try:
@@ -144,10 +145,10 @@ class Place:
                 raise SidesError(f"{way}: the job {ended.state}: {ended.error}, replicas equal: {ended.replicas_equal}")
 
     @contextmanager
-    def torch(self, work: Work, hook: int | None = None, basis: int = 0) -> Iterator[Side]:
-        """Plain torch for one member, else DDP; `hook`: with PowerSGD of this rank, from a first basis with this seed.
-        Raises SidesError."""
-        name = "plain" if work.members == 1 else "ddp" if hook is None else f"ddp, PowerSGD of rank {hook}"
+    def torch(self, work: Work, hook: int | str | None = None, basis: int = 0) -> Iterator[Side]:
+        """Plain torch for one member, else DDP; `hook`: with PowerSGD of this rank, from a first basis with this seed,
+        or "fp16". Raises SidesError."""
+        name = "plain" if work.members == 1 else "ddp" if hook is None else f"ddp, hook {hook}"
         store = str(self._own_folder() / "store")
         with ExitStack() as stack:
             children = []
@@ -205,10 +206,14 @@ def _pid(daemon: LocalDaemon) -> int:
 
 
 @contextmanager
-def place(members: int, rate_mbit: float | None = None) -> Iterator[Place]:
-    """Loopback, or a lab in which every station can send and receive so much. Raises LabError."""
+def place(members: int, rate_mbit: float | None = None, *, shared: bool = False) -> Iterator[Place]:
+    """Loopback, or a lab in which every station can send and receive so much; `shared`: in which so much crosses the
+    air of the one cell that all are in. Raises LabError."""
     with ExitStack() as stack:
-        lab = None if rate_mbit is None else stack.enter_context(Lab(members, rate_mbit))
+        lab = None
+        if rate_mbit is not None:
+            made = Lab(members, cell=Cell(rate_mbit)) if shared else Lab(members, rate_mbit)
+            lab = stack.enter_context(made)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="meshtrain-")))
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
         listener.bind(str(folder / "turns"))

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.goals.__main__ import measure
-from tests.bench.goals.catalogue import GOALS, SECTIONS, Case, Goal, Section
-from tests.bench.goals.journal import Conditions, Entry, Journal, JournalError, spread
-from tests.bench.goals.measures import Figures
+from tests.bench.goals.__main__ import FAILED
+from tests.bench.goals.catalogue import GOALS, SECTIONS, Goal
 from tests.bench.goals.page import REASONS, page, reasons_of
 from tests.bench.goals.profiles import innermost
+from tests.bench.journal import Case, Conditions, Entry, Figures, Journal, Section, measure, spread
+from tests.bench.kept_lines import KeptLinesError
 
 QUIET = Conditions(0.1, 1.0, "2026-11-26T10:00:00+00:00", {"commit": "abc", "torch": "2.13.0", "python": "3.11"})
 CASES = {case.name: case for section in SECTIONS for case in section.cases}
@@ -49,7 +49,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(path: Path, section: Section, repeats: int = 2, *, short: bool = False) -> list[str]:
     journal = Journal(path)
-    return measure(journal, journal.missing([section], repeats, short=short), short=short)
+    return measure(journal, [section], journal.missing([section], repeats, short=short), FAILED, short=short)
 
 
 def test_a_second_run_goes_on_behind_an_interruption(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_line_that_is_not_its_own_is_named(tmp_path: Path) -> None:
     path = tmp_path / "goals.jsonl"
     run(path, Machine().section("resnet m=1"), 1)
     path.write_text(path.read_text() + json.dumps({"case": "resnet m=1"}) + "\n")
-    with pytest.raises(JournalError, match="line 2"):
+    with pytest.raises(KeptLinesError, match="line 2"):
         Journal(path)
 
 

@@ -1,0 +1,109 @@
+"""The page of the goals about laptops that come and go, or are slow: from what is measured."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+
+from tests.bench.journal import Journal, spread
+from tests.bench.proof import goodput, slow_laptop
+
+PAGE = "goodput.md"
+GOODPUT_GOAL, RATE_GOAL, SLOW_GOAL = 0.88, 0.95, 0.85
+
+
+def page(journal: Journal) -> str:
+    """In Markdown."""
+    lines = [
+        "# Kills, returns, and a slow laptop",
+        "",
+        "```",
+        "python -m tests.bench.proof goodput rejoin slow   # on a machine that does nothing else",
+        "python -m tests.bench.proof --page",
+        "```",
+        "",
+        "Four real daemons on two cores. *median (from the least to the most)* of the repeats; each has daemons of its",
+        "own.",
+        "",
+        *_goodput(journal),
+        *_rejoin(journal),
+        *_slow(journal),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _goodput(journal: Journal) -> Iterator[str]:
+    yield from ("## Samples kept under kills", "")
+    yield (
+        f"A step is a sleep of {goodput.STEP_S:g} s. Of a random one the daemon, whose learner ends with it, or the "
+        "learner alone is"
+    )
+    yield f"killed; a daemon is started again at once; at least {goodput.LEFT} of the learners is left. *kept*: what"
+    yield "the base has gained, counted by the model itself. *of what computed*: beside the part of the learners that"
+    yield "did."
+    yield from ("", f"**Expected, before it ran.** {goodput.EXPECTED}", "")
+    yield "| | samples kept a second | of left alone | learners computing | of what computed | kills | twice | goal | |"
+    yield f"|{'---|' * 9}"
+    base = journal.figures(goodput.kills_name(None), "kept_s")
+    for every_s in goodput.WINDOWS_S:
+        name = goodput.kills_name(every_s)
+        kept = journal.figures(name, "kept_s")
+        if not kept or not base:
+            yield f"| {name} | not measured | | | | | | | |"
+            continue
+        ratios = [each / median(base) for each in kept]
+        computing = journal.figures(name, "computing")
+        of_computing = [one / other for one, other in zip(ratios, computing, strict=True)]
+        kills, twice = sum(journal.figures(name, "kills")), sum(journal.figures(name, "twice"))
+        goal = "" if every_s is None else f"at least {GOODPUT_GOAL:g}"
+        verdict = "" if every_s is None else _verdict(ratios, GOODPUT_GOAL)
+        yield (
+            f"| {name} | {spread(kept, 1)} | {spread(ratios)} | {spread(computing)} | {spread(of_computing)} "
+            f"| {kills:.0f} | {twice:.0f} | {goal} | {verdict} |"
+        )
+    yield ""
+
+
+def _rejoin(journal: Journal) -> Iterator[str]:
+    yield from ("## The others' speed while one comes back", "")
+    rate = journal.figures(goodput.REJOIN, "rate")
+    if not rate:
+        yield from ("Not measured.", "")
+        return
+    whole = journal.figures(goodput.REJOIN, "whole_s")
+    yield (
+        f"It loads 46 MB at {goodput.REJOIN_MBIT:g} Mbit/s ([recovery.md](recovery.md)). Rounds a second of the other "
+        f"three, by those before: **{spread(rate)}**, goal at least"
+    )
+    yield f"{RATE_GOAL:g}: {_verdict(rate, RATE_GOAL)}. It computes again after {spread(whole, 0)} s."
+    yield ""
+
+
+def _slow(journal: Journal) -> Iterator[str]:
+    yield from ("## One of four is 3x slower, and nobody has said so", "")
+    yield (
+        f"Laptops are shares of a core ({', '.join(f'{cores:.2f}' for cores in slow_laptop.CORES)}) on cables of "
+        f"{slow_laptop.MBIT:g} Mbit/s; `meshtrain submit`"
+    )
+    yield "without a flag. *the sum*: of the script's speeds on each, without a job."
+    yield from ("", f"**Expected, before it ran.** {slow_laptop.EXPECTED}", "")
+    entries = journal.of(slow_laptop.NAME)
+    if not entries:
+        yield from ("Not measured.", "")
+        return
+    settled = journal.figures(slow_laptop.NAME, "of the sum")
+    whole = journal.figures(slow_laptop.NAME, "of the sum, whole job")
+    yield f"- **{spread(settled)} of the sum** once batches have their sizes, goal at least {SLOW_GOAL:g}:"
+    yield f"  {_verdict(settled, SLOW_GOAL)}; over the whole job {spread(whole)}."
+    chosen = dict.fromkeys(name for entry in entries for name in entry.figures if name.startswith("on "))
+    yield from (f"- What it said, {text}" for text in chosen)
+    yield ""
+
+
+def _verdict(values: Sequence[float], least: float) -> str:
+    return "**met**" if median(values) >= least else "**not met**"
+
+
+def write(journal: Journal, folder: Path) -> list[Path]:
+    """The page; returns where it is."""
+    (folder / PAGE).write_text(page(journal), encoding="utf-8")
+    return [folder / PAGE]

@@ -1,0 +1,162 @@
+"""One of four laptops is three times slower, and nobody has said so: what `submit` without a flag makes of it.
+
+A laptop is a station of the lab with a share of a core (`quotas`), its daemon's work included; nothing sleeps. Each
+speed is of the script alone on that laptop, without a job.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+from tests.bench import paced
+from tests.bench.journal import Case, Figures, Section
+from tests.bench.overlap_lab import StationDaemon, linked_stations
+from tests.bench.proof.places import NAMES, ProofError
+from tests.bench.stragglers import Run
+from tests.daemon import realjobs as jobs
+from tests.lab.lab import Lab, lab_unavailable
+from tests.lab.quotas import Quota, quotas_unavailable
+
+MBIT = 100.0
+SLOWNESS = 3.0
+CORES = (0.36, 0.36, 0.36, 0.36 / SLOWNESS)
+BATCH = 32
+ALONE_SAMPLES = 40 * BATCH
+SAMPLES = 30_000  # of the job: about half a minute
+TIMEOUT_S = 300.0
+NAME = "one of four is 3x slower"
+EXPECTED = (
+    "submit measures the laptops' speeds, chooses batches or local steps that follow them, and reaches 0.9 of the sum "
+    "of the four speeds once batches have their sizes; over the whole job less, for the first 32 batches of each are "
+    "equal."
+)
+
+SCRIPT = """
+import json, sys, time
+import torch
+import meshtrain as mt
+
+samples, batch = int(sys.argv[1]), int(sys.argv[2])
+torch.manual_seed(0)
+
+
+class Repeated(torch.nn.Module):  # computes much for its bytes
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(256, 256), torch.nn.Linear(256, 256)
+
+    def forward(self, x):
+        for _ in range(72):
+            x = torch.tanh(self.second(torch.tanh(self.first(x))))
+        return x
+
+
+model = Repeated()
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+data = torch.utils.data.TensorDataset(torch.randn(samples, 256))
+loader = torch.utils.data.DataLoader(data, batch_size=batch, shuffle=True)
+model, optimizer, loader = mt.prepare(model, optimizer, loader)
+torch.set_num_threads(1)
+steps = []
+for (x,) in loader:
+    began_s, began_cpu_s = time.monotonic(), time.process_time()
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+    steps.append([began_s, time.monotonic(), len(x), 0.0, time.process_time() - began_cpu_s])
+mt.finish()
+(mt.output_dir() / "steps.json").write_text(json.dumps(steps))
+"""
+
+
+def sections() -> tuple[Section, ...]:
+    """One case."""
+    case = Case(NAME, 150, lambda _repeat, short: measured(SAMPLES // 4 if short else SAMPLES), lacks)
+    return (
+        Section("slow", "submit without a flag, one of four laptops three times slower", (case,), expected=EXPECTED),
+    )
+
+
+def lacks() -> str | None:
+    """What this machine lacks for it."""
+    return lab_unavailable() or quotas_unavailable()
+
+
+def measured(samples: int) -> Figures:
+    """Raises LabError, LocalMeshError, OverlapError, ProofError."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="meshtrain-")))
+        quotas = [stack.enter_context(Quota(cores)) for cores in CORES]
+        lab = stack.enter_context(Lab(len(CORES), MBIT))
+        work = folder / "work"
+        work.mkdir()
+        (work / "train.py").write_text(SCRIPT)
+        alone = [_alone_s(lab, at, quotas[at], work) for at in (0, len(CORES) - 1)]
+        own = [alone[0]] * (len(CORES) - 1) + alone[1:]
+        daemons = linked_stations(lab, NAMES, folder)
+        for daemon, quota in zip(daemons, quotas, strict=True):
+            quota.hold(daemon.process.pid)
+        return {
+            f"alone {NAMES[0]}": alone[:1],
+            f"alone {NAMES[-1]}": alone[1:],
+            **_job(lab, quotas[0], daemons, work, samples, own),
+        }
+
+
+def _alone_s(lab: Lab, station: int, quota: Quota, work: Path) -> float:
+    """Samples a second of the script without a job."""
+    _done(lab, station, quota, ["train.py", str(ALONE_SAMPLES), str(BATCH)], work)
+    steps = [paced.Step(*each) for each in json.loads((work / "out" / "steps.json").read_text())]
+    return paced.speed(steps, steps[5].began_s, steps[-1].ended_s)
+
+
+def _job(lab: Lab, quota: Quota, daemons: list[StationDaemon], work: Path, samples: int, own: list[float]) -> Figures:
+    """As a person would type it on the first laptop."""
+    submit = ["-m", "meshtrain.cli", "submit", "--json", "--data-dir", str(daemons[0].data_dir)]
+    printed, said = _done(lab, 0, quota, [*submit, "train.py", str(samples), str(BATCH)], work)
+    told = json.loads(printed)
+    summary = jobs.summary(daemons[0], told["job"])
+    if summary.state != "succeeded":
+        raise ProofError(f"the job {summary.state}: {summary.error}")
+    names = [member["name"] for member in told["members"]]
+    run = Run(summary, [paced.steps(daemons[0], told["job"], rank) for rank in range(len(names))])
+    speeds = run.speeds()
+    every = [step for steps in run.steps for step in steps]
+    lasted_s = max(step.ended_s for step in every) - min(step.began_s for step in every)
+    return {
+        "of the sum": [sum(speeds) / sum(own)],
+        "of the sum, whole job": [sum(step.samples for step in every) / lasted_s / sum(own)],
+        "settled after steps": [float(run.settled_step())],
+        **{f"samples/s {name}": [speed] for name, speed in zip(names, speeds, strict=True)},
+        f"on {len(names)}, {chosen_in(said)}": [lasted_s],
+    }
+
+
+def chosen_in(said: str) -> str:
+    """What `submit` says that it has chosen."""
+    found = re.search(r"^chosen: (.*)$", said, re.M)
+    return "nothing chosen" if found is None else found[1]
+
+
+def _done(lab: Lab, station: int, quota: Quota, arguments: list[str], work: Path) -> tuple[str, str]:
+    """What Python prints there, and says beside it. Raises ProofError."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        command = [*quota.prefix(), *lab.command(station, [sys.executable, *arguments])]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=errors, env=env, cwd=work)
+        try:
+            code = process.wait(TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise ProofError(f"{arguments} took more than {TIMEOUT_S:.0f} s") from None
+        for file in (out, errors):
+            file.seek(0)
+        said = errors.read().decode(errors="replace")
+        if code:
+            raise ProofError(f"{' '.join(arguments)} ended with exit code {code}: {said[-1500:]}")
+        return out.read().decode(), said

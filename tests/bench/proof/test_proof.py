@@ -1,0 +1,196 @@
+"""What the proof's pages say follows from what was measured; its commands can measure what they name."""
+
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from meshtrain.cli.planning.codec_prices import ProcessorPrices
+from meshwire.planning.choose import job_settings
+from meshwire.planning.network import USUAL_WORK
+from meshwire.planning.price import CodecPrice
+from meshwire.planning.quality import EVIDENCE
+from tests.bench.chaosjob import Record
+from tests.bench.codecruns import rounds_of
+from tests.bench.journal import Conditions, Entry, Figures, Journal
+from tests.bench.kept_lines import KeptLinesError
+from tests.bench.proof import goals_page, goodput, modes_page, slow_laptop, wifi, wifi_page
+from tests.bench.proof.__main__ import every_section
+from tests.bench.proof.modes import AFTER, BASE, MBIT, MEMBERS, MODES, SETS, case_name, steps_name
+from tests.bench.proof.places import LocalPlace, ProofError
+from tests.bench.proof.plots import Panel, panels_svg
+
+QUIET = Conditions(0.1, 1.0, "2026-11-26T10:00:00+00:00", {"commit": "abc", "torch": "2.13.0", "python": "3.11"})
+TEXT = SETS[0]
+MINUTES_MAX = 30.0
+
+
+def filled(path: Path, *entries: tuple[str, Figures]) -> Journal:
+    journal = Journal(path / "proof.jsonl")
+    repeats: dict[str, int] = {}
+    for case, figures in entries:
+        repeats[case] = repeats.get(case, -1) + 1
+        journal.add(Entry(case, repeats[case], False, figures, QUIET))
+    return journal
+
+
+def losses(mode: str, end: float) -> tuple[str, Figures]:
+    """A curve that falls on a straight line from 4 to there."""
+    steps = [float(step) for step in range(0, TEXT.steps + 1, TEXT.every)]
+    curve = [4 - (4 - end) * step / TEXT.steps for step in steps]
+    return case_name(TEXT.model, mode), {"step": steps, "loss": curve, "sent_bytes": [4e6]}
+
+
+def step_times(alone_all_s: float, **modes: float) -> tuple[str, Figures]:
+    times = {f"{mode.replace('_', ':')} at {mbit:g}": [step_s] for mode, step_s in modes.items() for mbit in MBIT}
+    return steps_name(TEXT.model), {"alone_all_s": [alone_all_s], **times}
+
+
+def test_every_section_ends_within_half_an_hour() -> None:
+    """Each, by what it says beforehand; each says what was expected."""
+    with LocalPlace() as place:
+        sections = every_section(place)
+    assert [section.name for section in sections if section.minutes > MINUTES_MAX] == []
+    assert all(section.expected for section in sections if section.name not in ("steps", "rejoin"))
+    names = [case.name for section in sections for case in section.cases]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_is_one_that_submit_takes(mode: str) -> None:
+    """With whole periods in both trainings, so that no step is left out of the last round."""
+    settings = job_settings(None, mode)
+    for one in SETS:
+        assert one.every % max(1, settings.sync.period) == 0
+        behind = one.steps - settings.sync.after
+        assert behind % max(1, settings.sync.period) == 0
+        assert one.batch % MEMBERS == 0
+
+
+def test_the_page_says_where_a_mode_loses_per_sample_and_where_it_wins_in_time(tmp_path: Path) -> None:
+    """A mode that is behind per sample, and ten times as fast a step, is both; and one laptop alone is beside them."""
+    seeds = [losses(BASE, 2.0), losses(BASE, 2.02), losses("local:8", 2.5), losses("local:8", 2.52)]
+    journal = filled(tmp_path, *seeds, step_times(0.5, bsp=1.0, local_8=0.1))
+    text = modes_page.page(journal)
+    assert "| `local:8` | 2.510 (2.500 2.520) | +0.500 | 0.028 |" in text
+    assert "**Loses per sample**, by more than the seeds' noise: `local:8`." in text
+    # bsp has 3.005 after half of its 120 steps, local:8 after 80.13 of them.
+    assert (
+        "first at the target, after 8.0 s, bsp after 60.0 s. **Slower than one laptop alone** (30.0 s): `bsp`." in text
+    )
+
+
+def test_what_is_within_the_noise_of_the_seeds_does_not_lose(tmp_path: Path) -> None:
+    journal = filled(tmp_path, losses(BASE, 2.0), losses(BASE, 2.4), losses("ssp:2", 2.1), losses("ssp:2", 2.5))
+    text = modes_page.page(journal)
+    assert "by more than the seeds' noise: none." in text
+    assert "Within the noise of bsp, or better: `ssp:2`." in text
+
+
+def test_a_mode_that_never_gets_there_is_named(tmp_path: Path) -> None:
+    journal = filled(tmp_path, losses(BASE, 2.0), losses("demo", 3.5), step_times(0.5, bsp=1.0, demo=0.01))
+    text = modes_page.page(journal)
+    assert "not there at all: `demo`." in text
+    assert text.count("| not reached") == len(MBIT)
+
+
+def test_rounds_and_bytes_of_post_local_sgd_are_those_of_both_parts(tmp_path: Path) -> None:
+    """Most of its bytes are sent in the first steps: a step's mean says nothing of when."""
+    mode = f"local:8,after={AFTER}"
+    assert rounds_of(mode, AFTER) == AFTER
+    assert rounds_of(mode, AFTER + 16) == AFTER + 2
+    way = modes_page.ways(filled(tmp_path, losses(mode, 2.0)), TEXT)[mode]
+    assert way.sent_bytes(TEXT.steps) == pytest.approx(4e6 / MEMBERS * TEXT.steps)
+    assert way.sent_bytes(AFTER) == pytest.approx(way.sent_bytes(TEXT.steps) * AFTER / (AFTER + 10))
+
+
+def test_steps_of_post_local_sgd_take_as_long_as_bsps_at_first(tmp_path: Path) -> None:
+    mode = f"local:8,after={AFTER}"
+    times = {f"{name} at {mbit:g}": [step_s] for name, step_s in ((BASE, 1.0), (mode, 0.1)) for mbit in MBIT}
+    journal = filled(tmp_path, losses(mode, 2.0), (steps_name(TEXT.model), times))
+    assert modes_page.ways(journal, TEXT)[mode].seconds(AFTER + 10, MBIT[0]) == pytest.approx(AFTER + 1)
+
+
+def test_what_is_not_measured_is_called_so(tmp_path: Path) -> None:
+    """All three pages, of nothing and of short runs."""
+    journal = Journal(tmp_path / "proof.jsonl")
+    journal.add(Entry(case_name(TEXT.model, BASE), 0, True, losses(BASE, 2.0)[1], QUIET))
+    for write in (modes_page.write, goals_page.write, wifi_page.write):
+        write(journal, tmp_path)
+    assert "`bsp` |" not in (tmp_path / modes_page.PAGE).read_text("utf-8")
+    assert (tmp_path / goals_page.PAGE).read_text("utf-8").count("ot measured") == 5
+
+
+def test_goodput_is_of_the_median_left_alone(tmp_path: Path) -> None:
+    def kills(every_s: float | None, kept_s: float, computing: float) -> tuple[str, Figures]:
+        figures = {"kept_s": [kept_s], "computing": [computing], "kills": [4.0], "twice": [0.0]}
+        return goodput.kills_name(every_s), figures
+
+    journal = filled(tmp_path, kills(None, 100.0, 1.0), kills(15.0, 88.0, 0.88), kills(2.0, 40.0, 0.5))
+    text = goals_page.page(journal)
+    assert "| a kill every 15 s | 88.0 | 0.88 | 0.88 | 1.00 | 4 | 0 | at least 0.88 | **met** |" in text
+    assert "| a kill every 2 s | 40.0 | 0.40 | 0.50 | 0.80 | 4 | 0 | at least 0.88 | **not met** |" in text
+
+
+def test_samples_are_counted_over_the_whole_window() -> None:
+    """From the last count before it to the first behind it: a stand-still at its end counts."""
+    records = [Record(t_s, 0, 0, 0, 0, kept=kept) for t_s, kept in ((1.0, 10), (4.0, 40), (5.0, 50), (9.0, 60))]
+    assert goodput.kept_a_second(records, 4.5, 6.0) == pytest.approx((60 - 40) / (9.0 - 4.0))
+    with pytest.raises(ProofError, match="behind"):
+        goodput.kept_a_second(records, 4.5, 10.0)
+
+
+def test_a_slow_laptops_share_is_judged(tmp_path: Path) -> None:
+    figures = {"of the sum": [0.84], "of the sum, whole job": [0.5], "on 4, anna and three others": [30.0]}
+    text = goals_page.page(filled(tmp_path, (slow_laptop.NAME, figures)))
+    assert "**0.84 of the sum** once batches have their sizes, goal at least 0.85:\n  **not met**" in text
+    assert slow_laptop.chosen_in("note: x\nchosen: anna, bert: fast\notherwise: y") == "anna, bert: fast"
+
+
+def planner(name: str) -> wifi.Planner:
+    """With prices that are stated."""
+    codecs = [*wifi.DDP_PLANNED.values(), *(tried.codec for tried in EVIDENCE)]
+    prices = {codec: CodecPrice(1e-9, 1e-9) for codec in codecs}
+    return wifi.Planner(wifi.model_of(name), ProcessorPrices(prices, USUAL_WORK))
+
+
+def test_the_wifi_plan_is_arithmetic() -> None:
+    """fp32 over a ring of four in one cell: 12 times the model's bytes cross the air, behind all computing of a step
+    but what overlaps; fp16 is half of it."""
+    small = planner("mlp")
+    network = wifi.Net(20.0, True).network(4)
+    air_s = 12 * 4 * sum(tensor.count for tensor in wifi.manifest_of(small.model).tensors) / (20e6 / 8)
+    whole, half = (small.ddp(codec, network, 4).step_s for codec in ("fp32", "fp16"))
+    assert air_s < whole < air_s + small.model.step_s + 0.05
+    assert half == pytest.approx(whole / 2, rel=0.05)
+
+
+def test_the_wifi_page_says_what_is_chosen_and_what_misses_its_goal(tmp_path: Path) -> None:
+    first, net, members, _ = wifi.MEASURED[0]
+    figures = {
+        "alone": [0.5],
+        "DDP, fp16 hook": [5.0],
+        "DDP, PowerSGD hook": [1.0],
+        "safe: bsp int4:sr": [2.5],
+        "safe, planned": [2.4],
+        "fast: local:8,ssp:1 int8": [0.5],
+        "fast, planned": [0.5],
+    }
+    text = wifi_page.page(filled(tmp_path, (wifi.measured_name(first, net, members), figures)))
+    assert "`bsp int4:sr` 2.50 s (2.40 s) | `local:8,ssp:1 int8` 500 ms (500 ms) | 4.00 |" in text
+    assert "`safe` 2.0 and 0.40 [alone 2.5 and 0.50]: **not met**; `fast` 10.0 and 2.00" in text
+
+
+def test_pictures_are_whole_and_leave_out_what_cannot_be_drawn() -> None:
+    panel = Panel("loss", "bytes", {"bsp": [(0.0, 4.0), (1.0, 3.0), (100.0, float("nan"))], "demo": []}, log=True)
+    root = ElementTree.fromstring(panels_svg("a title", [panel, Panel("empty", "x", {})]))
+    drawn = [element.get("points", "") for element in root.iter() if element.tag.endswith("polyline")]
+    assert [len(points.split()) for points in drawn] == [1, 0]
+
+
+def test_a_line_that_is_not_its_own_is_named(tmp_path: Path) -> None:
+    """Whatever is wrong with it."""
+    for text in ("[1]", "{}", "null", '{"case": "x"'):
+        (tmp_path / "proof.jsonl").write_text(text + "\n")
+        with pytest.raises(KeptLinesError, match=r"line 1: .*; remove the line"):
+            Journal(tmp_path / "proof.jsonl")
