@@ -209,6 +209,6 @@ def test_no_value_of_an_environment_variable_is_in_it() -> None:
 def test_it_names_all_settings_that_the_rounds_went_over_to() -> None:
     """C3."""
     changes = (SettingsChange(first=9, codec="int8"), SettingsChange(first=20, codec="int8", period=1))
-    told = "from round 9 on gradients travel in int8; from round 20 on a round has 1 local step"
+    told = "from round 9 on gradients travel in int8; from round 20 on a period has 1 local step"
     assert dict(described(SPEC, changes))["changed"] == told
     assert "changed" not in dict(described(SPEC))

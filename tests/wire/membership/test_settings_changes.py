@@ -190,11 +190,11 @@ def test_rounds_of_one_step_each_come_first_as_before() -> None:
 def test_people_are_told_what_is_otherwise() -> None:
     changes = changed(changed((), 10, 1, SettingsWish(period=16)), 10, 2, SettingsWish(codec="int8"))
     assert [told_of(changes, one) for one in changes] == [
-        "from round 12 on a round has 16 local steps",
+        "from round 12 on a period has 16 local steps",
         "from round 13 on gradients travel in int8",
     ]
     both = SettingsChange(first=9, codec="fp16", period=1)
-    assert told_of((both,), both) == "from round 9 on gradients travel in fp16 and a round has 1 local step"
+    assert told_of((both,), both) == "from round 9 on gradients travel in fp16 and a period has 1 local step"
     assert SettingsWish(codec="int8", period=4).text() == "--codec int8 --period 4"
 
 

@@ -213,7 +213,7 @@ def test_what_a_job_may_go_over_to_is_forecast_at_every_rate(hub: bool) -> None:
     forecast = mesh.forecast(option, Quality.SAFE)
     assert forecast is not None
     names = [each.codec for each in forecast.codecs]
-    assert [names[0], {*names[1:3]}, *names[3:]] == ["fp32", {"fp16", "bf16"}, "int8", "int8:sr", "int4:sr"]
+    assert [names[0], {*names[1:3]}, *names[3:]] == ["fp32", {"fp16", "bf16"}, "int4", "nf4", "int8", "int8:sr", "int4:sr"]
     chosen = str(option.price.settings.codec)
     assert forecast.step_s(chosen, 1.0) == pytest.approx(option.price.step_s)
     assert forecast.compute_s == option.price.compute_s
@@ -221,8 +221,8 @@ def test_what_a_job_may_go_over_to_is_forecast_at_every_rate(hub: bool) -> None:
         assert all(slow >= fast * 0.999 for fast, slow in pairwise(each.step_s))
     slowest, slow = (forecast.codecs[0].step_s[RATES.index(rate)] for rate in (1 / 32, 1 / 16))
     assert slowest == pytest.approx(2 * slow, rel=0.15)
-    assert forecast.best(1 / 32) == "int4:sr"
-    assert forecast.best(4.0) != "int4:sr"
+    assert forecast.best(1 / 32) == "int4"
+    assert forecast.best(4.0) != "int4"
 
 
 def test_codecs_that_a_job_cannot_go_over_to_or_from_are_not_forecast() -> None:
