@@ -188,10 +188,10 @@ def test_it_comes_to_rest_near_the_best(first: str, rate: float, noise: list[flo
     job = Job(first, noisy)
     assert len(job.run(1500)) <= 5, "one, and twice there and back"
     began_s, began = job.now_s, job.step
-    assert len(job.run(1200)) <= 2
+    assert len(job.run(1200)) <= 4, "there and back, while the first one is tried again"
     best_s = min(true_s(codec, rate) for codec in SENDS_S)
     unchanged = first == job.codec and true_s(first, rate) < 1.6 * true_s(first, 1.0)
-    assert unchanged or (job.now_s - began_s) / (job.step - began) <= 1.8 * best_s
+    assert unchanged or (job.now_s - began_s) / (job.step - began) <= 2.2 * best_s
 
 
 def test_a_forecast_that_contradicts_itself_breaks_nothing() -> None:
