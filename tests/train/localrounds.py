@@ -209,7 +209,8 @@ class LocalRounds:
         who = f"rank {learner.rank}, which is {learner.phase.value} of step {learner.step}"
         assert learner.phase in (Phase.COMPUTING, Phase.BOUND), f"bucket of step {body.step} from {who}"
         assert body.step == learner.step, f"bucket of step {body.step} from {who}"
-        buckets = self._plans.of(learner.decided + (learner.phase is Phase.COMPUTING)).buckets
+        plan = self._plans.of(learner.decided + (learner.phase is Phase.COMPUTING))
+        buckets = plan.buckets
         assert body.bucket == len(learner.buckets) < len(buckets), f"not in order: {body.bucket} of {who}"
         learner.buckets.append(body)
         for name in ("weight", "samples", "hyperparameters", "claim"):
@@ -224,7 +225,12 @@ class LocalRounds:
         bucket = buckets[body.bucket]
         round_.sent[learner.rank] = round_.sent.get(learner.rank, 0) + bucket.count
         span = slice(bucket.start, bucket.start + bucket.count)
-        round_.sums[learner.rank][span] = self._raw(learner.rank, learner.step)[span]
+        values = self._raw(learner.rank, learner.step)[span]
+        padding = np.ones(bucket.count, bool)
+        for place in (plan.spans[index] for index in bucket.spans):
+            padding[place.start - bucket.start : place.start - bucket.start + place.count] = False
+        assert not values[padding].any(), f"C1: padding is zero in every contribution: bucket {body.bucket} of {who}"
+        round_.sums[learner.rank][span] = values
 
     def _bind(self, learner: LocalLearner) -> None:
         """R2."""

@@ -118,7 +118,7 @@ def _staleness(job: JobSummary, settings: Mapping[str, str]) -> str:
         each = "each step" if steps < 2 else f"each {steps} steps"
         parts.append(f"none: all wait for each other after {each}{_in_turns(mode)}")
     elif mode is not None and mode.overlaps:
-        parts.append(f"all take a round in {mode.delay} steps after it has begun{_in_turns(mode)}")
+        parts.append(f"all take a round in behind step {mode.delay} of the next period{_in_turns(mode)}")
     elif mode is not None:
         parts.append(f"the bound is {mode.staleness}")
     ages = [sum(of_age) for of_age in zip_longest(*(report.metrics.ages for report in job.ranks), fillvalue=0)]

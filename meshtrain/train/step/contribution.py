@@ -72,7 +72,7 @@ class StepContribution:
         self._plan = plan
         # Else all lies where it always does, also of a part whose round is on its way (R9), and padding stays zero.
         shorter = (zip(each.spans, plan.spans, strict=True) for each in means.plans.all)
-        self._packs = any(0 < span.count < whole.count for spans in shorter for span, whole in spans)
+        self._packs = any(span.count and span != whole for spans in shorter for span, whole in spans)
         self.aim_at(1)
         self._reset()
 

@@ -214,6 +214,16 @@ def test_overlap_is_the_time_of_exchanges_that_nobody_waited_for() -> None:
         ("bsp", (9,), "none: all wait for each other after each step"),
         ("local:8", (9,), "none: all wait for each other after each 8 steps"),
         (
+            "diloco:8,stream=4",
+            (9,),
+            "none: all wait for each other after each 2 steps, for one of 4 parts of the model in turns",
+        ),
+        (
+            "diloco:8,stream=4,tau=1",
+            (),
+            "all take a round in behind step 1 of the next period, for one of 4 parts of the model in turns",
+        ),
+        (
             "ssp:3",
             (6, 2),
             "the bound is 3; 75% of the contributions were of the newest model, the oldest 1 behind; "

@@ -236,6 +236,27 @@ def test_a_void_round_gives_local_steps_up(on_nan: str, tau: int) -> None:
     assert all(torch.isfinite(value).all() for value in replicas[0].state_dict().values())
 
 
+def test_a_void_round_is_taken_in_with_its_delay_and_nothing_of_the_own_stays() -> None:
+    """V1, R9: at the same local step by all, also by who was its cause and has begun anew before."""
+    replicas = [net() for _ in range(2)]
+    held: list[tuple[nn.Module, nn.Module]] = []
+
+    def script(session: LearnerSession, rank: int) -> None:
+        model, optimizer = session.prepare(replicas[rank], sgd(replicas[rank]))
+        for number in range(5):  # of periods of 2; behind the first step of the third one
+            x, y = batch(rank, number)
+            step(model, optimizer, (x, y * float("nan") if (rank, number) == (1, 3) else y))
+        own = copy.deepcopy(model)
+        with session.base():
+            held.append((own, copy.deepcopy(model)))
+
+    with LocalDaemon(2, sync="local:4,stream=2,tau=1", on_nan="skip") as daemon:
+        daemon.run(script)
+    for own, base in held:
+        pairs = list(zip(own.parameters(), base.parameters(), strict=True))
+        assert [torch.equal(p, q) for p, q in pairs] == [False, True, True, True], "of the void round's part alone"
+
+
 def test_a_void_round_leaves_the_other_parts_of_who_is_not_its_cause() -> None:
     own: list[Vector] = []
 

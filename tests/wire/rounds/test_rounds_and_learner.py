@@ -64,7 +64,8 @@ BEGINS = (LearnerDied("it has not loaded yet", None), LearnerLoads(), BaseLoaded
 class Member:
     """Rank 0 of two, with one bucket; rank 1 is what the test says."""
 
-    def __init__(self, staleness: int = 1, sync: str | None = None) -> None:
+    def __init__(self, staleness: int = 1, sync: str | None = None, *, overlaps: bool = False) -> None:
+        sync = "local:2,stream=1,tau=1" if overlaps else sync
         settings_ = sync_settings(sync or (f"ssp:{staleness}" if staleness else "bsp"))
         settings = RoundSettings(
             ranks=(0, 1),
@@ -73,8 +74,9 @@ class Member:
             used_bytes=1,
             integers=0,
             staleness=staleness,
-            straggler="carry",
+            straggler="wait" if overlaps else "carry",
             rtt_s=0.01,
+            overlaps=overlaps,
         )
         self.grants = SampleGrants(SPACE, 0, (0, 1), settings_)
         self.rounds = JobRounds(RoundMachine(settings), self.grants, settings_, "stop")
@@ -264,6 +266,28 @@ def test_a_learner_that_parts_is_promised_nothing() -> None:
     (done,) = other.told(RoundDecoded(1))
     assert isinstance(done, RoundDone)
     assert done.start == 0
+
+
+def test_a_round_that_overlaps_is_given_within_the_next_period() -> None:
+    """R9: not at the boundary before it, though it is complete and decoded there."""
+    member = Member(overlaps=True)
+    member.effects(*member.backward(1))
+    member.other_decides(1)
+    assert not [told for told in member.told(result(1), RoundDecoded(1)) if isinstance(told, RoundDone)]
+    start, done = member.told(ended(1))
+    assert start == Start(step=2, decided=1)
+    assert isinstance(done, RoundDone)
+    assert (done.round, done.step) == (1, 1)
+    assert member.effects(LearnerApplied(round=1)) == [DecodeRound(2)]
+
+
+def test_a_learner_that_parts_waits_for_no_round_within_its_period() -> None:
+    """R9, V2: it goes on to its boundary; a round that is never complete would hold it up for ever."""
+    member = Member(overlaps=True)
+    assert member.steps(1) == [Start(step=2, decided=1)]
+    assert member.told(FenceRaised(), LearnerParts("it moves")) == [StepLost(step=1, reason="it moves", retry=False)]
+    assert all(isinstance(told, StepLost) for told in member.steps(2))
+    assert member.rounds.machine.phase is Phase.ABSENT
 
 
 def test_one_that_goes_idle_before_its_step_ends_is_told_anew() -> None:
