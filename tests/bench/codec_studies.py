@@ -281,7 +281,8 @@ STUDIES = (
         "a table",
         "SGD at 0.05 with momentum 0.9, 15 rounds of eight local steps, or 120.",
         120,
-        "Likewise: 0.02 to 0.03 behind local:8, which is about the noise; and with momentum 0.9 on top of the optimizer's own most of what was "
+        "Likewise: 0.02 to 0.03 behind local:8, which is about the noise; and with momentum 0.9 on top of the "
+        "optimizer's own most of what was "
         "learnt is lost after periods of eight steps, and nothing after each step.",
     ),
 )
