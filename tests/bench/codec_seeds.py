@@ -16,6 +16,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 from meshtrain.train.optim.frozen_variance import FrozenVariance, check_variance_possible
@@ -131,7 +132,7 @@ def train(way: str, task_name: str, members: int, steps: int, seed: int, rate: f
             if period:
                 parts.append(base - flat(parameters))
                 if own is not None:
-                    own[member] = flat(parameters) + parts[-1] / members
+                    own[member] = flat(parameters) + parts[-1] / np.float32(members)
                 hold(base, parameters)
             else:
                 added = (own_steps[0].contributed(each, each.grad, 1.0) for each in parameters)

@@ -203,7 +203,7 @@ def test_how_fast_the_central_model_moves(members: int, mu: float) -> None:
 
     with LocalDaemon(members, sync=f"sma:2,momentum={mu}", hash_every=0) as daemon:
         daemon.run(script)
-    change = -0.01 * 2 * sum(inputs).double() / members  # of a period, in the mean
+    change = -0.01 * 2 * torch.stack(inputs).double().mean(0)  # of a period, in the mean
     moved = (bases[79] - bases[69]) / 5  # rounds
     torch.testing.assert_close(moved, change * members / (members + 1 - mu), rtol=1e-4, atol=1e-7)
 
@@ -224,7 +224,9 @@ def test_a_learner_that_begins_from_a_state_begins_on_the_base(tmp_path: Path) -
     """J1, O8: its own weights are in no state. The central model's momentum is; what others' weights were is lost with
     all of them."""
     reference = Crossbow(sgd, 2, SMA_MOMENTUM)
-    batches = lambda first: [[batch(100 * rank + first + n) for n in range(3)] for rank in range(2)]  # noqa: E731
+
+    def batches(first: int) -> list[list[Batch]]:
+        return [[batch(100 * rank + first + n) for n in range(3)] for rank in range(2)]
 
     def run(daemon: LocalDaemon, first: int, last: int) -> list[nn.Sequential]:
         replicas = [net() for _ in range(2)]

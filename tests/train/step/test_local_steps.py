@@ -234,7 +234,8 @@ def test_the_base_is_shown_in_the_middle_of_a_period() -> None:
     assert_equal(bases)
 
 
-def test_a_period_that_ends_while_the_base_is_shown_has_its_buffers() -> None:
+@pytest.mark.parametrize("sync", ["local:4", "sma:4"])
+def test_a_period_that_ends_while_the_base_is_shown_has_its_buffers(sync: str) -> None:
     """O5, O7: a barrier inside `mt.base` gives the round what one outside would, BatchNorm's running means too."""
 
     def job(*, inside: bool) -> list[nn.Sequential]:
@@ -246,8 +247,10 @@ def test_a_period_that_ends_while_the_base_is_shown_has_its_buffers() -> None:
                 step(model, optimizer, batch(100 * rank + number))
             with session.base() if inside else contextlib.nullcontext():
                 session.barrier()
+            for number in range(4):
+                step(model, optimizer, batch(100 * rank + number))
 
-        with LocalDaemon(2, sync="local:4") as daemon:
+        with LocalDaemon(2, sync=sync) as daemon:
             daemon.run(script)
         return replicas
 
