@@ -77,10 +77,8 @@ def _modes(journal: Journal) -> Iterator[Claim]:
         level = [mode for mode in behind if mode not in losing]
         name = one.about.partition(":")[0]
         if level:
-            yield (
-                True,
-                f"At equal samples, {name}: {', '.join(f'`{mode}`' for mode in level)} are within the seeds' noise of `bsp`.",
-            )
+            each = ", ".join(f"`{mode}`" for mode in level)
+            yield True, f"At equal samples, {name}: {each} are within the seeds' noise of `bsp`."
         if losing:
             each = ", ".join(f"`{mode}` {nats:+.2f}" for mode, nats in sorted(losing.items(), key=lambda item: item[1]))
             yield False, f"At equal samples, {name}: nats behind `bsp`: {each}."
