@@ -1,8 +1,10 @@
 """What the hub's lab claims of what it has measured."""
 
+from pathlib import Path
+
 import pytest
 
-from tests.bench.hub_lab import CASES, RESULTS, Measured, by_case, kept, page, table, verdicts
+from tests.bench.hub_lab import CASES, RESULTS, HubLine, Measured, by_case, kept, page, table, verdicts
 
 LIMITS = {case.name: Measured(case.limit_s, case.limit_s) for case in CASES}
 
@@ -22,6 +24,15 @@ def test_what_is_slower_than_predicted_is_said(case: str) -> None:
     judged = verdicts(slow)
     assert not all(one.holds for one in judged)
     assert "DOES NOT HOLD" in table(slow, judged)
+
+
+def test_what_is_measured_is_read_again(tmp_path: Path) -> None:
+    """A later line of a case counts."""
+    for ours_s in (1.0, 2.0):
+        kept(tmp_path / "hub.jsonl").add(HubLine("star", Measured(ours_s, 3.0), {"rounds": 10}))
+    again = kept(tmp_path / "hub.jsonl")
+    assert by_case(again) == {"star": Measured(2.0, 3.0)}
+    assert again.lines[0].report["rounds"] == 10
 
 
 def test_what_is_not_measured_yet_is_not_judged() -> None:

@@ -22,7 +22,7 @@ from tests.bench.goals.sides import SidesError
 from tests.bench.journal import Journal, Section, measure, say
 from tests.bench.kept_lines import KeptLinesError
 from tests.bench.overlap_lab import OverlapError
-from tests.bench.proof import goals_page, goodput, modes, modes_page, slow_laptop, wifi, wifi_page
+from tests.bench.proof import goals_page, goodput, modes, modes_page, slow_laptop, summary_page, wifi, wifi_page
 from tests.bench.proof.places import LocalPlace, ProofError
 from tests.bench.soak import interruptible
 from tests.lab.lab import LabError
@@ -42,7 +42,7 @@ FAILED = (
     ),
     *(DigitsError, TimeoutError, OSError),
 )
-PAGES = (modes_page.write, goals_page.write, wifi_page.write)
+PAGES = (summary_page.write, modes_page.write, goals_page.write, wifi_page.write)
 DIGITS = 6  # a step of a small model takes milliseconds
 
 

@@ -14,7 +14,7 @@ from tests.bench.chaosjob import Record
 from tests.bench.codecruns import rounds_of
 from tests.bench.journal import Conditions, Entry, Figures, Journal
 from tests.bench.kept_lines import KeptLinesError
-from tests.bench.proof import goals_page, goodput, modes_page, slow_laptop, wifi, wifi_page
+from tests.bench.proof import goals_page, goodput, modes_page, slow_laptop, summary_page, wifi, wifi_page
 from tests.bench.proof.__main__ import every_section
 from tests.bench.proof.modes import AFTER, BASE, MBIT, MEMBERS, MODES, SETS, case_name, steps_name
 from tests.bench.proof.places import LocalPlace, ProofError
@@ -179,6 +179,26 @@ def test_the_wifi_page_says_what_is_chosen_and_what_misses_its_goal(tmp_path: Pa
     text = wifi_page.page(filled(tmp_path, (wifi.measured_name(first, net, members), figures)))
     assert "`bsp int4:sr` 2.50 s (2.40 s) | `local:8,ssp:1 int8` 500 ms (500 ms) | 4.00 |" in text
     assert "`safe` 2.0 and 0.40 [alone 2.5 and 0.50]: **not met**; `fast` 10.0 and 2.00" in text
+
+
+def test_what_does_not_pay_is_said_as_loudly(tmp_path: Path) -> None:
+    """A way that pays from a rate on does not below it; modes that are behind and goals that are missed do not."""
+    planned = {"mbit": [20.0, 50.0], "safe, m=4": [1.0, 1.5], "fast, m=4": [2.0, 3.0], "DDP, fp32, m=4": [0.1, 0.2]}
+    journal = filled(
+        tmp_path,
+        *(losses(BASE, 2.0), losses(BASE, 2.2), losses("ssp:2", 2.1), losses("ssp:2", 2.2), losses("demo", 3.0)),
+        (wifi.planned_name(wifi.MODELS[0]), planned),
+        (slow_laptop.NAME, {"of the sum": [0.9]}),
+        (goodput.REJOIN, {"rate": [0.9]}),
+    )
+    does, does_not = summary_page.page(journal).split("## It does not")
+    assert "`fast`: faster than one alone: a perceptron for MNIST, 0.2 M parameters from 20 Mbit/s, up to 3.0" in does
+    assert "DDP, fp32: not faster than one alone at any rate" in does_not
+    assert (
+        "`safe`: one laptop alone is as fast, or faster: a perceptron for MNIST, 0.2 M parameters below 50" in does_not
+    )
+    assert ("`ssp:2` are within" in does, "`demo` +0.90" in does_not) == (True, True)
+    assert ("0.90 of the sum" in does, "0.90 of their speed (goal 0.95)" in does_not) == (True, True)
 
 
 def test_pictures_are_whole_and_leave_out_what_cannot_be_drawn() -> None:

@@ -1,0 +1,111 @@
+"""The page for somebody who has ten seconds: what pays, and what does not, from what is measured."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import mean, median
+
+from meshwire.planning.mesh_plan import PAYS_FROM
+from tests.bench.journal import Journal
+from tests.bench.proof import goodput, slow_laptop
+from tests.bench.proof.goals_page import GOODPUT_GOAL, RATE_GOAL, SLOW_GOAL
+from tests.bench.proof.modes import BASE, SETS
+from tests.bench.proof.modes_page import noise, ways
+from tests.bench.proof.wifi import DDP_PLANNED, MODELS, QUALITIES, planned_name
+from tests.bench.proof.wifi_page import SHOWN_MEMBERS
+
+PAGE = "proof.md"
+Claim = tuple[bool, str]
+"""Whether it pays, and what."""
+
+
+def page(journal: Journal) -> str:
+    """In Markdown."""
+    claims = [*_wifi(journal), *_modes(journal), *_goals(journal)]
+    lines = ["# Does it pay?", "", "```", "python -m tests.bench.proof --page", "```", ""]
+    if not claims:
+        return "\n".join([*lines, "Nothing is measured yet.", ""])
+    for pays, head in ((True, "## It does"), (False, "## It does not")):
+        lines += [head, "", *(f"- {text}" for good, text in claims if good is pays), ""]
+    lines += ["How, with every figure: [modes](modes.md), [kills and a slow laptop](goodput.md), [WiFi](wifi.md)."]
+    return "\n".join(lines) + "\n"
+
+
+def _wifi(journal: Journal) -> Iterator[Claim]:
+    """From which rate four laptops are faster than one, by what is typed."""
+    for way in (*DDP_PLANNED, "the defaults", *QUALITIES):
+        found = []
+        for model in MODELS:
+            rates = journal.figures(planned_name(model), "mbit")
+            values = journal.figures(planned_name(model), f"{way}, m={SHOWN_MEMBERS}")
+            if rates and values:
+                found.append((model, *_from(rates, values)))
+        paying = [(model, rate, best) for model, rate, best in found if rate is not None]
+        never = [model.about for model, rate, _ in found if rate is None]
+        what = (
+            f"{SHOWN_MEMBERS} laptops in one WiFi cell, `{way}`"
+            if way in QUALITIES
+            else (f"{SHOWN_MEMBERS} laptops in one WiFi cell, {way}")
+        )
+        if paying:
+            each = "; ".join(
+                f"{model.about} from {rate:g} Mbit/s, up to {best:.1f} times" for model, rate, best in paying
+            )
+            yield True, f"{what}: faster than one alone: {each} (planned)."
+        if never:
+            yield False, f"{what}: not faster than one alone at any rate planned: {'; '.join(never)}."
+        below = [(model, rate) for model, rate, _ in paying if rate > 20]
+        if below:
+            each = "; ".join(f"{model.about} below {rate:g} Mbit/s" for model, rate in below)
+            yield False, f"{what}: one laptop alone is as fast, or faster: {each}."
+
+
+def _from(rates: Sequence[float], values: Sequence[float]) -> tuple[float | None, float]:
+    """The lowest rate from which it pays, and the best that it comes to."""
+    paying = [rate for rate, value in zip(rates, values, strict=True) if value >= PAYS_FROM]
+    return min(paying, default=None), max(values)
+
+
+def _modes(journal: Journal) -> Iterator[Claim]:
+    """What each mode costs at equal samples."""
+    for one in SETS:
+        found = ways(journal, one)
+        base = found.get(BASE)
+        if base is None:
+            continue
+        behind = {mode: mean(way.losses) - mean(base.losses) for mode, way in found.items() if mode != BASE}
+        losing = {mode: nats for mode, nats in behind.items() if nats > (noise(found[mode].losses, base.losses) or 0.0)}
+        level = [mode for mode in behind if mode not in losing]
+        name = one.about.partition(":")[0]
+        if level:
+            each = ", ".join(f"`{mode}`" for mode in level)
+            yield True, f"At equal samples, {name}: {each} are within the seeds' noise of `bsp`."
+        if losing:
+            each = ", ".join(f"`{mode}` {nats:+.2f}" for mode, nats in sorted(losing.items(), key=lambda item: item[1]))
+            yield False, f"At equal samples, {name}: nats behind `bsp`: {each}."
+
+
+def _goals(journal: Journal) -> Iterator[Claim]:
+    alone = journal.figures(goodput.kills_name(None), "kept_s")
+    for every_s in (each for each in goodput.WINDOWS_S if each is not None):
+        kept = journal.figures(goodput.kills_name(every_s), "kept_s")
+        if alone and kept:
+            part = median(kept) / median(alone)
+            text = f"{goodput.kills_name(every_s)[0].upper()}{goodput.kills_name(every_s)[1:]} among four"
+            yield part >= GOODPUT_GOAL, f"{text}: {part:.2f} of the samples are left (goal {GOODPUT_GOAL:g})."
+    for case, figure, least, text in (
+        (
+            goodput.REJOIN,
+            "rate",
+            RATE_GOAL,
+            "While one of four rejoins with 46 MB, the others keep {:.2f} of their speed",
+        ),
+        (slow_laptop.NAME, "of the sum", SLOW_GOAL, "One of four 3x slower: {:.2f} of the sum of the speeds"),
+    ):
+        if values := journal.figures(case, figure):
+            yield median(values) >= least, f"{text.format(median(values))} (goal {least:g})."
+
+
+def write(journal: Journal, folder: Path) -> list[Path]:
+    """The page; returns where it is."""
+    (folder / PAGE).write_text(page(journal), encoding="utf-8")
+    return [folder / PAGE]
