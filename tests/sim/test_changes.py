@@ -117,7 +117,8 @@ def lies(monkeypatch: pytest.MonkeyPatch, cluster: Cluster, told: Lie, times: in
     """The first words to enter a generation that brings a change are others than its members' promises make, as the
     liar sends them. Returns whom it has told one."""
     cluster.liars = frozenset([LIAR])
-    sends, heard = LinkEnd.notify, []
+    sends = LinkEnd.notify
+    heard: list[str] = []
 
     def notify(end: LinkEnd, body: Wire, *, job: int = 0, generation: int = 0, complete: int = 0) -> None:
         if isinstance(body, Enter) and body.changes and end._here.number == LIAR and len(heard) < times:

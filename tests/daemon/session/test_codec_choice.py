@@ -135,7 +135,7 @@ async def test_a_session_asks_the_chooser_with_every_report() -> None:
     async def keep(_summary: JobSummary, _every_s: float) -> None:
         raise ConnectionError("the first look is over")
 
-    session._keep_course = keep  # type: ignore[method-assign]
+    session._keep_course = keep  # type: ignore[method-assign, assignment]
     with pytest.raises(ConnectionError):
         await session._report_regularly()
     assert (told, asked_for) == ([None], [seen])

@@ -182,22 +182,22 @@ def test_a_round_is_given_when_it_is_decoded_and_forgotten_when_all_hold_it(memb
 
 def test_a_learner_is_told_how_many_steps_its_period_has() -> None:
     """C3, R9: with the word to begin it, or with the round that promises it; and it holds batches for them."""
-    changes = (SettingsChange(first=3, period=40), SettingsChange(first=4, period=2))
+    changes = (SettingsChange(first=3, period=100), SettingsChange(first=4, period=2))
     member = Member(0, sync="local:2")
     member.effects(SettingsChanged(changes))
-    assert [member.rounds._local_steps(round_) for round_ in (1, 2, 3, 4, 5)] == [2, 2, 40, 2, 2]
+    assert [member.rounds._local_steps(round_) for round_ in (1, 2, 3, 4, 5)] == [2, 2, 100, 2, 2]
     done = member.whole_round(1)
     assert (done.start, done.local_steps) == (2, 2)
     member.told(LearnerApplied(round=1), ended(1))
     assert member.rounds.machine.local_steps == 2
     done = member.whole_round(2)
-    assert (done.start, done.local_steps) == (3, 40)
+    assert (done.start, done.local_steps) == (3, 100)
     member.told(LearnerApplied(round=2), ended(2))
-    assert member.rounds.machine.local_steps == 40
-    assert len(member.grants._ledger.batches(0)) >= 81, "as if it had claimed for periods of 40"
+    assert member.rounds.machine.local_steps == 100
+    assert len(member.grants._ledger.batches(0)) >= 201, "as if it had claimed for periods of 100"
     member.effects(LearnerIdle(reason="it pauses", finished=False))
     start = next(told for told in member.told(LearnerBack()) if isinstance(told, Start))
-    assert (start.step, start.local_steps) == (3, 40)
+    assert (start.step, start.local_steps) == (3, 100)
 
 
 def test_a_learner_that_died_is_told_nothing(member: Member) -> None:
