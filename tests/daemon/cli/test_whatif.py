@@ -97,9 +97,7 @@ def test_it_says_whether_the_network_is_the_bottleneck_and_what_would_help() -> 
 def test_train_alone_is_said_where_it_is_true_and_by_how_much() -> None:
     shown = run("whatif", "train.py", "--mbit", "5,10", "--peers", "2")
     assert [row[0] for row in table(shown).values()] == ["train alone"] * 2
-    assert (
-        "At 10 Mbit/s and below train alone: 2 laptops do 0.065x of one at best, with --codec int4" in shown.stderr
-    )
+    assert "At 10 Mbit/s and below train alone: 2 laptops do 0.065x of one at best, with --codec int4" in shown.stderr
     assert "With --quality fast they do 1." in shown.stderr
     assert "--sync sparseloco:8,ssp:1." in shown.stderr
     assert "1.8 times the speed of one takes" in shown.stderr, "two are never quite twice one"
