@@ -17,6 +17,8 @@ from meshwire.addresses import Address
 from meshwire.message_base import Wire
 from meshwire.messages.envelope import _TYPES, Envelope, Role, encode
 from meshwire.model.manifest import ModelManifest, TensorSpec
+from meshwire.sync_modes.mode import SyncSettings, sync_settings
+from meshwire.sync_modes.settings_changes import SettingsChange, SettingsWish
 
 for module in pkgutil.iter_modules(meshwire.messages.__path__):
     importlib.import_module(f"meshwire.messages.{module.name}")
@@ -102,6 +104,23 @@ def values(annotation: Any, metadata: list[Any]) -> st.SearchStrategy[Any]:
 def messages(cls: type[Wire]) -> st.SearchStrategy[Wire]:
     return st.builds(
         cls, **{name: values(field.annotation, field.metadata) for name, field in cls.model_fields.items()}
+    )
+
+
+def _with(cls: type[Wire], **made: st.SearchStrategy[Any]) -> st.SearchStrategy[Wire]:
+    """With these fields so, and all others as they may be."""
+    rest = {name: values(field.annotation, field.metadata) for name, field in cls.model_fields.items()}
+    return st.builds(cls, **(rest | made))
+
+
+_MODES = ("bsp", "ssp:3", "local:8,ssp:1", "sma:4", "diloco:32,stream=4", "muloco:30,stream=3,tau=10")
+SPECIAL[SyncSettings] = st.one_of(
+    st.sampled_from([sync_settings(mode) for mode in _MODES]),
+    _with(SyncSettings, fragments=st.just(0), delay=st.just(0)),
+)
+for _cls in (SettingsWish, SettingsChange):
+    SPECIAL[_cls] = st.one_of(
+        _with(_cls, codec=st.sampled_from(["fp16", "topk:0.01,gather"])), _with(_cls, period=st.integers(1, 500))
     )
 
 

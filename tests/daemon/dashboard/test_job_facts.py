@@ -258,7 +258,7 @@ def test_the_prices_of_all_codecs_as_far_as_they_were_measured(tmp_path: Path) -
     assert [rows["fp32"][name] for name in ("bits", "loss", "value_s")] == [32, "exact, but for rounding", None]
     assert rows["int8"]["value_s"] == pytest.approx(3e-9)
     assert rows["int4:sr"]["loss"] == "within the noise of seeds"
-    assert rows["twobit"]["loss"] == "0.59 nats behind fp32"
+    assert rows["twobit"]["loss"] == "0.064 nats behind fp32"
     assert rows["topk:0.1,gather"]["exchange"] == "gather"
     assert told["processor"] == "Some CPU\\x1b[2J"
     (tmp_path / NAME).write_text("{")

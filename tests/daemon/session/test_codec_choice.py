@@ -12,6 +12,7 @@ from meshtraind.transport.connection import RequestFailed
 from meshwire.jobs.lifecycle import JobState
 from meshwire.messages.job import JobSummary, Member, Metrics, Prediction, RankReport
 from meshwire.planning.replan import RATES, CodecForecast, Replanned, StepForecast, Why
+from meshwire.sync_modes.mode import SyncSettings
 from meshwire.sync_modes.settings_changes import SettingsChange, SettingsWish
 
 JOB = "0" * 11 + "1"
@@ -50,7 +51,7 @@ def summary(**more: Any) -> JobSummary:
 
 def asked(seen: JobSummary, rank: int = 0, prediction: Prediction | None = PREDICTED, step_s: float = 5.0) -> list[str]:
     """What is asked for while so many seconds pass between two steps."""
-    spec = SimpleNamespace(prediction=prediction, codec="fp16", sync=SimpleNamespace(period=0))
+    spec = SimpleNamespace(prediction=prediction, codec="fp16", sync=SyncSettings())
     choice = CodecChoice(cast(Job, SimpleNamespace(rank=rank, spec=spec, state=JobState.RUNNING)))
     found = [choice.look(seen, step, step * step_s) for step in range(40)]
     return [each.codec for each in found if each is not None]

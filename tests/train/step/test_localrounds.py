@@ -51,7 +51,7 @@ class Cluster:
         return news
 
     def backward(self, rank: int, step: int, weight: float = 1.0, poison: Poison | None = None) -> None:
-        self.raw[rank][step % 2] = (step + rank) * weight
+        self.raw[rank][step % 2, :3] = (step + rank) * weight  # and zeros behind (C1)
         self.rounds.take(rank, LearnerBucket(step=step, bucket=0, weight=weight, poison=poison))
         self.rounds.take(rank, LearnerSealed(step=step, used=b"\x01", integers=()))
 
