@@ -441,7 +441,7 @@ def header(**changes: object) -> str:
         "fewer": [],
     }
     settings |= {"straggler": "carry", "rtt_s": 0.01, "visibility": "eager", "unapplied_max": 100, "ends_early": False}
-    settings |= {"overlaps": False}
+    settings |= {"overlaps": False, "fewer_every": 0}
     return json.dumps({"t_s": 0.0, "what": "trace", "format": FORMAT, "settings": settings | changes, "complete": 0})
 
 
