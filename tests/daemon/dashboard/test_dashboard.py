@@ -160,7 +160,9 @@ async def test_a_code_is_shown_taken_back_and_typed(monkeypatch: pytest.MonkeyPa
         assert await events.until("pairing") is None
         for _ in range(2):  # asked for twice, shown once
             assert (await client.post("/api/pair/show", {})).status == 200
-        assert (await events.until("pairing"))["code"] == "483-917"
+        while "code" not in (shown := await events.until("pairing")):
+            pass  # the daemon was asked, and has not answered yet
+        assert shown["code"] == "483-917"
         assert (await client.post("/api/pair/hide", {})).status == 200
         assert await events.until("pairing") is None
         await client.post("/api/pair/show", {})

@@ -275,7 +275,7 @@ def test_a_round_that_overlaps_is_given_within_the_next_period() -> None:
     member.other_decides(1)
     assert not [told for told in member.told(result(1), RoundDecoded(1)) if isinstance(told, RoundDone)]
     start, done = member.told(ended(1))
-    assert start == Start(step=2, decided=1)
+    assert start == Start(step=2, decided=1, local_steps=2)
     assert isinstance(done, RoundDone)
     assert (done.round, done.step) == (1, 1)
     assert member.effects(LearnerApplied(round=1)) == [DecodeRound(2)]
@@ -284,7 +284,7 @@ def test_a_round_that_overlaps_is_given_within_the_next_period() -> None:
 def test_a_learner_that_parts_waits_for_no_round_within_its_period() -> None:
     """R9, V2: it goes on to its boundary; a round that is never complete would hold it up for ever."""
     member = Member(overlaps=True)
-    assert member.steps(1) == [Start(step=2, decided=1)]
+    assert member.steps(1) == [Start(step=2, decided=1, local_steps=2)]
     assert member.told(FenceRaised(), LearnerParts("it moves")) == [StepLost(step=1, reason="it moves", retry=False)]
     assert all(isinstance(told, StepLost) for told in member.steps(2))
     assert member.rounds.machine.phase is Phase.ABSENT
