@@ -161,7 +161,7 @@ def rounds_of(sync: str, steps: int) -> int:
     """How many rounds so many steps of each learner make."""
     mode = sync_settings(sync)
     first = min(steps, mode.after)
-    return first + (steps - first) // max(mode.period, 1)
+    return first + (steps - first) // mode.round_steps
 
 
 class Trained(NamedTuple):
