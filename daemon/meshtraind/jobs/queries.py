@@ -200,8 +200,6 @@ class JobQueries:
 
     async def change_settings(self, body: ChangeSettings) -> SettingsTaken:
         """A person asks for other settings of a job that runs here. Raises RequestFailed where that does not go."""
-        if body.codec is None and body.period is None:
-            raise RequestFailed("nothing to change was named: a codec, a period, or both")
         session = self._registry.session(body.job)
         if session is None:
             summary = await self._summary(body.job, ask_others=True)

@@ -123,6 +123,8 @@ def changes_wrong(body: Enter | Promised, spec: JobSpec) -> str | None:
 
 def change_refusal(spec: JobSpec, wish: SettingsWish) -> str | None:
     """Why a job that runs cannot go over to settings as they were typed; None if it can."""
+    if wish.codec is None and wish.period is None:
+        return "nothing is named that is to change: a codec, a period, or both"
     if wish.period is not None and (why := refusal_of_period(spec.sync, wish.period)):
         return why
     if wish.codec is None:

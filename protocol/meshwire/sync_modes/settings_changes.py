@@ -5,9 +5,9 @@ all members agree on it without a word, whenever they came in, and a round that 
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import AliasChoices, Field, model_validator
+from pydantic import AliasChoices, Field
 
 from meshwire import limits
 from meshwire.codecs.spec import CodecSpec
@@ -32,12 +32,6 @@ class SettingsWish(Wire):
     codec: CodecName | None = None
     period: Period | None = None
     by: Literal["person", "plan"] = "person"
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.codec is None and self.period is None:
-            raise ValueError("it changes neither the codec nor the period")
-        return self
 
     def text(self) -> str:
         """As typed."""
