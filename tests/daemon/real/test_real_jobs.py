@@ -120,7 +120,7 @@ def test_devices_leave_a_job_one_by_one_and_the_last_one_cannot(mesh: LocalMesh,
     taken = bert.request(ChangeSettings(job=id_, codec="int8"), jobs.TIMEOUT_S, "changing")
     assert isinstance(taken, SettingsTaken)
     assert [(one.first, one.codec) for one in jobs.summary(cleo, id_).changes] == [(taken.first, "int8")]
-    with pytest.raises(RequestError, match="travel in int8 already"):
+    with pytest.raises(RequestError, match="go by --codec int8 already"):
         cleo.request(ChangeSettings(job=id_, codec="int8"), jobs.TIMEOUT_S, "changing")
 
     def goes_on_among(ranks: tuple[int, ...]) -> None:
