@@ -78,7 +78,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "period-spreads-nan",
         "meshtrain.train.step.local_step",
-        "LocalStep.end_period",
+        "LocalStep._end_round",
         "lost = contribution.poisoned",
         "lost = False",
         f"{TRAIN}/step/test_overlapped_periods.py -k not_finite",
