@@ -14,7 +14,7 @@ from tests.sim.cluster import Cluster, Setting
 from tests.sim.clusterconnection import LinkEnd
 from tests.sim.clusterfaults import Fault, befall, calm
 from tests.sim.clustermoments import Moment
-from tests.tiers import mostly_slow
+from tests.tiers import mostly_long, mostly_slow
 
 ASKED_S = 3.0
 CALM_AFTER_S = 12.0
@@ -93,15 +93,16 @@ STRIKES = tuple(
     for moment, times_s in (BEFORE_THE_COMMIT, BEFORE_ITS_FIRST_ROUND)
     for after_s, kind, one in product(times_s, KINDS, range(3))
 )
-QUICK = 15
+PARTS = -(-len(STRIKES) // 15)  # of which the first runs with all other tests, and some more with the slow ones
+PARTS_SLOW = 3
 
 
-@pytest.mark.parametrize("part", mostly_slow(range(-(-len(STRIKES) // QUICK))))
+@pytest.mark.parametrize("part", [*mostly_slow(range(PARTS_SLOW)), *mostly_long(range(PARTS_SLOW, PARTS), kept=0)])
 @pytest.mark.parametrize("sync", SYNCS)
 def test_whoever_is_lost_meanwhile_the_change_comes_once_or_not_at_all(sync: str, part: int) -> None:
     """Between the wish and the commit, and between that and its first round. (What must be true of each event and each
     base, the cluster asserts.)"""
-    for moment, after_s, kind, one in STRIKES[part :: -(-len(STRIKES) // QUICK)]:
+    for moment, after_s, kind, one in STRIKES[part::PARTS]:
         try:
             befallen(sync, kind, moment, after_s, one)
         except AssertionError as error:
