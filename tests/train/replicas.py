@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+Batch = tuple[Tensor, Tensor]
 
 
 def net(*, norm: bool = False) -> nn.Sequential:
@@ -18,6 +20,21 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def momentum(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
+
+
+def batch(seed: int, count: int = 4) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 4, generator=generator), torch.randn(count, 2, generator=generator)
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, of: Batch) -> None:
+    optimizer.zero_grad()
+    nn.functional.mse_loss(model(of[0]), of[1]).backward()
+    optimizer.step()
 
 
 def distance(a: nn.Module, b: nn.Module) -> float:

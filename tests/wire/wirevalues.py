@@ -18,7 +18,6 @@ from meshwire.message_base import Wire
 from meshwire.messages.envelope import _TYPES, Envelope, Role, encode
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.sync_modes.mode import SyncSettings, sync_settings
-from meshwire.sync_modes.settings_changes import SettingsChange, SettingsWish
 
 for module in pkgutil.iter_modules(meshwire.messages.__path__):
     importlib.import_module(f"meshwire.messages.{module.name}")
@@ -118,10 +117,6 @@ SPECIAL[SyncSettings] = st.one_of(
     st.sampled_from([sync_settings(mode) for mode in _MODES]),
     _with(SyncSettings, fragments=st.just(0), delay=st.just(0)),
 )
-for _cls in (SettingsWish, SettingsChange):
-    SPECIAL[_cls] = st.one_of(
-        _with(_cls, codec=st.sampled_from(["fp16", "topk:0.01,gather"])), _with(_cls, period=st.integers(1, 500))
-    )
 
 
 def control_messages(*roles: Role) -> st.SearchStrategy[bytes]:

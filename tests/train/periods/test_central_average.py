@@ -14,27 +14,11 @@ from meshtrain.train.session import LearnerSession
 from meshwire.sync_modes.mode import SMA_MOMENTUM
 from tests.tiers import mostly_slow
 from tests.train.localdaemon import LocalDaemon
-from tests.train.replicas import adamw, assert_equal, distance, net, sgd
+from tests.train.replicas import Batch, adamw, assert_equal, batch, distance, momentum, net, sgd, step
 
 TOLERANCE = 1e-6  # relative: w - z rounds once in fp32, and so does each step of it
 EPOCHS = 2
 Make = Callable[[nn.Module], torch.optim.Optimizer]
-Batch = tuple[Tensor, Tensor]
-
-
-def momentum(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
-
-
-def batch(seed: int, count: int = 4) -> Batch:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(count, 4, generator=generator), torch.randn(count, 2, generator=generator)
-
-
-def step(model: nn.Module, optimizer: torch.optim.Optimizer, of: Batch) -> None:
-    optimizer.zero_grad()
-    nn.functional.mse_loss(model(of[0]), of[1]).backward()
-    optimizer.step()
 
 
 class Crossbow:
