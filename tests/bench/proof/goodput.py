@@ -38,7 +38,7 @@ EXPECTED = (
 
 
 def kills_name(every_s: float | None) -> str:
-    """Of a case."""
+    """The name under which the file keeps a job with a kill so often; None: one that is left alone."""
     return "left alone" if every_s is None else f"a kill every {every_s:g} s"
 
 

@@ -65,12 +65,12 @@ EXPECTED = (
 
 
 def case_name(model: str, mode: str) -> str:
-    """Of the losses of a mode."""
+    """The name under which the file keeps how a mode trains this model."""
     return f"{model}, {mode}"
 
 
 def steps_name(model: str) -> str:
-    """Of the step times of all modes."""
+    """The name under which the file keeps the planned seconds a step of all modes."""
     return f"{model}, step times"
 
 

@@ -112,12 +112,12 @@ def model_of(name: str) -> Model:
 
 
 def planned_name(model: Model) -> str:
-    """Of a case."""
+    """The name under which the file keeps what is predicted at every rate."""
     return f"{model.name}, planned"
 
 
 def measured_name(name: str, net: Net, members: int) -> str:
-    """Of a case."""
+    """The name under which the file keeps what the lab has shown at one rate."""
     return f"{name}, {members} in {net}" if net.shared else f"{name}, {members} on {net}"
 
 
