@@ -49,7 +49,7 @@ CELSIUS_MAX = 300.0  # of a processor: a sensor that says more is broken
 MEASURE_S_MAX = 2.0  # of one link, all in all: nobody waits longer for a figure
 MEASURE_LEG_S = 0.4  # for which chunks are sent, one way or both
 MEASURE_LEG_BYTES_MAX = 64 * MIB  # in one such leg: a tenth of a second of what the fastest links take
-SPEED_S_MAX = 5.0  # of the calculation by which a device knows its speed; it takes half a second
+SPEED_S_MAX = 10.0  # of the calculation by which a device knows its speed; it takes a second, and longer on half a core
 MEASURE_PAUSE_S = 3.0  # after one that others have asked for: they may take two fifths of a link, and no more
 GOODPUT_BYTES_S_MAX = 1e12  # of any link: what is said to be faster was not measured
 

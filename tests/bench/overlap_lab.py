@@ -192,12 +192,18 @@ def paired(first: StationDaemon, second: StationDaemon) -> None:
 def linked_stations(lab: Lab, names: Sequence[str], folder: Path) -> list[StationDaemon]:
     """A daemon in each of the first stations of a lab, all linked. Raises OverlapError, LocalMeshError."""
     daemons = [StationDaemon(lab, station, name, folder / name) for station, name in enumerate(names)]
+    link(daemons)
+    return daemons
+
+
+def link(daemons: Sequence[StationDaemon]) -> None:
+    """Pairs daemons that were started, each with the next one, until all are linked. Raises OverlapError,
+    LocalMeshError."""
     for daemon in daemons:
         daemon.wait()
     for first, second in itertools.pairwise(daemons):
         paired(first, second)
-    wait_linked(daemons)
-    return daemons
+    wait_linked(list(daemons))
 
 
 def measure(

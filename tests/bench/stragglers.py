@@ -72,8 +72,8 @@ class Run:
 
 
 def _settled_s(steps: list[paced.Step]) -> float:
-    """When this rank's batches had the size that they kept."""
-    changed = [step.began_s for before, step in pairwise(steps) if step.samples != before.samples]
+    """When this rank's batches had the size that they kept; an epoch's last one may be smaller."""
+    changed = [step.began_s for before, step in pairwise(steps[:-1]) if step.samples != before.samples]
     return changed[-1] if changed else steps[0].began_s
 
 

@@ -209,6 +209,11 @@ class Rounds:
         """What the prepared loaders read."""
         return self._samples
 
+    @property
+    def epochs_over(self) -> int:
+        """How many epochs of the prepared loaders are over (X4)."""
+        return self._parts.job_rounds.epochs_over
+
     def measures(self) -> dict[str, object]:
         """The fields of `Metrics` that are known here."""
         job_rounds = self._parts.job_rounds

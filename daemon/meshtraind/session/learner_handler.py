@@ -20,6 +20,7 @@ from meshwire.messages.envelope import Done
 from meshwire.messages.job import Stage
 from meshwire.messages.learner import (
     BarrierPassed,
+    EpochOver,
     LearnerApplied,
     LearnerBack,
     LearnerBarrier,
@@ -199,7 +200,9 @@ class LearnerHandler:
                 return Done()
             case LearnerState():
                 self._metrics.stage = "loading"
-                return await requests.state(body, emit)
+                task = await requests.state(body, emit)
+                self._tell_over()
+                return task
             case LearnerReady():
                 self._metrics.stage = "first step"
                 self._ready = True
@@ -297,6 +300,12 @@ class LearnerHandler:
         if self._connection is not None:
             self._connection.notify(body)
 
+    def _tell_over(self) -> None:
+        """To a learner that is not ready: which epochs its script runs through before, while nobody waits for it
+        (X4)."""
+        if self.rounds is not None and (over := self.rounds.epochs_over):
+            self.notify(EpochOver(epoch=over - 1, unused=0))
+
     def stop(self, reason: str) -> None:
         """The job ends."""
         self.notify(Stop(reason=reason[: limits.ERROR_CHARS_MAX]))
@@ -308,6 +317,8 @@ class LearnerHandler:
         """
         if self._connection is None or not self._connection.writable:
             return
+        if not self._ready and self._metrics.stage == "loading" and not self._answering:
+            self._tell_over()  # others have gone on
         waiting = self.rounds.learner.waiting() if self.rounds is not None else None
         if waiting is None:
             waiting = "what it has asked for is being worked on" if self._answering else "rounds of other members"

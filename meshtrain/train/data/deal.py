@@ -113,6 +113,11 @@ class Deal(Sampler[list[Any]]):
         (epochs)."""
         self._over = max(self._over, epoch)
 
+    @property
+    def behind(self) -> bool:
+        """Whether the epoch whose samples are handed out is over."""
+        return self._is_over()
+
     def step_lost(self, step: int, retry: bool) -> None:
         """The newest bound step is in no round. `retry`: it was in no bind either, so its samples come again, by R5
         (absent)."""

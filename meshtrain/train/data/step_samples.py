@@ -35,6 +35,11 @@ class StepSamples:
         """What is dealt in each epoch; None without a deal."""
         return self._deal.space() if self._deal is not None else None
 
+    @property
+    def behind(self) -> bool:
+        """Whether epochs are over that the script has still to run through (X4)."""
+        return self._deal is not None and self._deal.behind
+
     def add(self, blocks: Sequence[SampleBlock], samples: int) -> None:
         """The loader hands a batch of so many samples to the script."""
         self._blocks.extend(blocks)

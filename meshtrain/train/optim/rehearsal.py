@@ -37,6 +37,13 @@ class TakesGradients(Protocol):
     idle: bool
 
 
+class BehindLoop(Protocol):
+    """Whoever knows how many steps are rehearsed behind a loop."""
+
+    def rehearsed_behind_loop(self) -> None:
+        """One has ended."""
+
+
 class Rehearsal:
     """Keeps what a step would change, from `begin` until `end`. Whoever stands in place of `optimizer.step()` calls
     `step` instead of its own, and `updated` when a scaler has ended it.
@@ -48,7 +55,8 @@ class Rehearsal:
 
     Attributes:
         on: a step is rehearsed.
-        left: the script has left the loop: the rehearsal ends with its next step.
+        left: the script has left the loop: the rehearsal ends soon.
+        watcher: ends it then; None: it ends with the next step.
     """
 
     def __init__(
@@ -66,6 +74,7 @@ class Rehearsal:
         self._held: Mapping[int, torch.Tensor] = {}
         self._scaler: dict[str, Any] | None = None
         self.on = self.left = False
+        self.watcher: BehindLoop | None = None
 
     def begin(self) -> None:
         """From now on `p.grad` is empty: what was accumulated there, or lies in the result slot, is not touched."""
@@ -86,9 +95,14 @@ class Rehearsal:
         return result
 
     def updated(self) -> None:
-        """A step has ended, with a scaler by its `update`. Behind the loop it was the last that is rehearsed."""
-        if self.left:
+        """A step has ended, with a scaler by its `update`. Behind the loop it was the last that is rehearsed, unless
+        somebody watches who knows better."""
+        if not self.left:
+            return
+        if self.watcher is None:
             self.end()
+        else:
+            self.watcher.rehearsed_behind_loop()
 
     def restore(self) -> None:
         """The model is as it was at `begin`, for whoever evaluates it."""
@@ -98,6 +112,11 @@ class Rehearsal:
         """The script has left its loop."""
         self.restore()
         self.left = True
+
+    def enter_loop(self) -> None:
+        """It goes on, in the next loop."""
+        self.restore()
+        self.left = False
 
     def end(self) -> None:
         """All is as it was at `begin`."""

@@ -1,5 +1,6 @@
 """All that trains one prepared model in a job, behind one object: what `mt`'s functions and the loader ask for."""
 
+import logging
 import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -14,7 +15,9 @@ from meshtrain.train.optim.rehearsal import Rehearsal
 from meshtrain.train.step.base import Base
 from meshtrain.train.step.boundary import StepBoundary
 from meshtrain.train.step.contribution import StepContribution
-from meshwire.messages.learner import StepLost
+from meshwire.messages.learner import LearnerReady, StepLost
+
+log = logging.getLogger("meshtrain")
 
 
 class ScriptSteps(Protocol):
@@ -74,9 +77,42 @@ class Engine:
         self._clip_refusal = clip_refusal
         self._absent_in_barriers = absent_in_barriers
         self._base_apart = base_apart
+        self._entered = False
+        self._behind_loop = 0  # steps that were rehearsed there, while this learner takes no part
         self.boundary = boundary
         self.steps = steps
         channel.route(StepLost, self._on_step_lost)
+
+    def enter(self) -> None:
+        """This learner takes part: its daemon hears that it is ready, the rounds since its state are applied, and the
+        first step may begin. Does nothing the second time.
+
+        Raises:
+            RequestError: a peer has failed.
+            ConnectionLost, JobStopped, MeshtrainError.
+        """
+        if self._entered:
+            return
+        self.steps.rehearsal.watcher = None
+        self._end_rehearsals()
+        self._channel.ask(LearnerReady(), "the start of the first step", lambda reason: log.debug("start: %s", reason))
+        self._entered = True
+        self.boundary.wait_start()
+        self.steps.take_turns()
+
+    def enter_later(self) -> None:
+        """The script has epochs to run through that are over (X4): until the first one that is not, all of it is
+        rehearsed, and the other peers go on without this learner, which would hold them up. A script that steps
+        outside the loader's loop takes part then."""
+        self.steps.rehearsal.watcher = self
+        self.steps.rehearsal.begin()
+        self.steps.rehearsal.leave()
+
+    def rehearsed_behind_loop(self) -> None:
+        """The first step behind a loop may be on its last batch; with another one the script is in no loop any more."""
+        self._behind_loop += 1
+        if self._behind_loop > 1:
+            self.enter()
 
     # For the script
 
@@ -98,7 +134,8 @@ class Engine:
         return self.steps.clip_grad_norm_(parameters, max_norm)
 
     def barrier(self, number: int) -> None:
-        """Waits for all peers' barriers of this number. Raises as `StepBoundary.barrier`."""
+        """Waits for all peers' barriers of this number. Raises as `enter`, and as `StepBoundary.barrier`."""
+        self.enter()
         self.steps.stop_catching_up()
         rehearsed, left = self.steps.rehearsal.on, self.steps.rehearsal.left
         self._end_rehearsals()  # rounds may be applied meanwhile
@@ -118,6 +155,7 @@ class Engine:
         Between backward() and step() of s=0 it leaves at once, as where no learner is ever absent: the round in hand is
         the script's, which will not step on it, and none can follow before.
         """
+        self.enter()
         self._end_rehearsals()
         self.steps.end_period()
         if self._absent_in_barriers and self._contribution.done is None:
@@ -129,7 +167,7 @@ class Engine:
         if self._base_apart:
             self.boundary.show_base_for_good()
         # Between backward() and step() of s=0 there is no base: buffers are of the new round, parameters are not.
-        if self._contribution.done is None:
+        if self._entered and self._contribution.done is None:
             self._base.tell_last_hash()
 
     def close(self) -> None:
@@ -141,11 +179,16 @@ class Engine:
     # For the prepared loader
 
     def wait_samples(self, until: Callable[[], bool]) -> None:
-        """Takes what the daemon says until `until()` is true. Rounds wait in their queue."""
+        """Takes what the daemon says until `until()` is true. Rounds wait in their queue. Raises as `enter`."""
+        if not self._entered:
+            self._channel.look()  # more epochs may be over by now
+            if not until():
+                self.enter()
         self._channel.wait(until, "samples")
 
     def wait_idle(self, reason: str, until: Callable[[], bool], what: str) -> None:
-        """Waits for what other peers' steps have to bring, and applies rounds meanwhile."""
+        """Waits for what other peers' steps have to bring, and applies rounds meanwhile. Raises as `enter`."""
+        self.enter()
         self.steps.stop_catching_up()
         self.boundary.idle(reason, until, what)
         self.steps.take_turns()
@@ -157,7 +200,11 @@ class Engine:
     def begin_rehearsal(self) -> None:
         """The loader gives a batch that no step needs: what the script makes of it counts for nothing."""
         self.steps.stop_catching_up()
-        self.steps.rehearsal.begin()
+        if self._entered:
+            self.steps.rehearsal.begin()
+        else:
+            self._behind_loop = 0
+            self.steps.rehearsal.enter_loop()
 
     def leave_rehearsal(self) -> None:
         """The loop is over or was left: one step more is rehearsed. Does nothing where none is."""
@@ -165,9 +212,11 @@ class Engine:
             self.steps.rehearsal.leave()
 
     def end_rehearsal(self) -> None:
-        """The next step counts, where the script is where the rounds are. Does nothing where none is rehearsed."""
-        self._end_rehearsals()
-        self.steps.take_turns()
+        """The next step counts, where the script is where the rounds are. Does nothing where none is rehearsed, nor
+        before this learner takes part."""
+        if self._entered:
+            self._end_rehearsals()
+            self.steps.take_turns()
 
     def _end_rehearsals(self) -> None:
         """Nothing is rehearsed: the model is the base's to change, or the script's."""

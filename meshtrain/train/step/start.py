@@ -30,7 +30,7 @@ from meshtrain.train.step.modes import EngineParts, build_engine
 from meshtrain.train.step.preparation import PreparedModel
 from meshwire.codecs.registry import parse_codec
 from meshwire.messages.job import JobSpec
-from meshwire.messages.learner import LearnerModel, LearnerReady, LearnerState, LearnerWelcome, StateTask
+from meshwire.messages.learner import LearnerModel, LearnerState, LearnerWelcome, StateTask
 from meshwire.model.plan import plan_buckets
 from meshwire.model.plans_by_round import RoundPlans
 from meshwire.sync_modes.mode import own_coefficient
@@ -46,7 +46,8 @@ def start_engine(
     environment: Environment,
     channel: Channel,
 ) -> Engine:
-    """Returns when the first step may begin, with the model as it is to compute with.
+    """Returns when the first step may begin, with the model as it is to compute with; or, where the job's first epochs
+    are over, when their rehearsal may.
 
     Args:
         prepared: what takes part.
@@ -98,8 +99,10 @@ def start_engine(
     engine = build_engine(parts, progress)
     with ExitStack() as undo:
         undo.callback(engine.close)  # the job may end before: the model is an ordinary one then
-        engine.boundary.wait_start()
-        engine.steps.take_turns()
+        if samples.behind:
+            engine.enter_later()
+        else:
+            engine.enter()
         undo.pop_all()
     return engine
 
@@ -115,7 +118,6 @@ def _agree_on_state(channel: Channel, state: ReplicaState, kept: NoKeptState) ->
         progress = kept.take_over(state.tensor, task.round)
     else:
         progress = state.load(task.units, Path(task.folder), task.round)
-    _ask(channel, LearnerReady(), f"the start of round {task.round + 1}")
     return progress
 
 

@@ -85,6 +85,7 @@ def measured_network(links: Sequence[MeasuredLink], work: DaemonWork = USUAL_WOR
             send_bytes_s,
             link.rtt_s,
             wired=not link.shared or (link.peer_wired is True and link.crossings == 1),
+            speed=link.peer_speed or 1.0,
         )
         for link, send_bytes_s, receive_bytes_s in zip(links, sends, receives, strict=True)
     )

@@ -43,12 +43,14 @@ class PeerLink:
         up_bytes_s, down_bytes_s: what it sends, and what it receives, both at once.
         rtt_s: round trip to a peer like itself; between two that differ it is the mean of both.
         wired: on a cable: what it sends and receives does not cross the air on its side.
+        speed: how fast its processor is, in the speed of the one that the work of daemons and codecs was measured on.
     """
 
     up_bytes_s: float
     down_bytes_s: float
     rtt_s: float
     wired: bool = False
+    speed: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,11 @@ class Network:
     links: tuple[PeerLink, ...]
     air_bytes_s: float | None = None
     work: DaemonWork = USUAL_WORK
+
+    @property
+    def round_s(self) -> float:
+        """What the slowest daemon takes for each round, whatever is in it."""
+        return self.work.round_s / min(link.speed for link in self.links)
 
     def without_rates(self) -> "Network":
         """The same with links that take any number of bytes at once; the air stays as it is."""

@@ -196,8 +196,9 @@ class _Round:
         heappush(self._events, (time_s, self._order, what, index, at, step))
 
     def _compute(self, at: int, now_s: float, cost_s: float) -> float:
-        """When a member's daemon has done another piece of work."""
+        """When a member's daemon has done another piece of work, which costs so much at speed 1."""
         if cost_s:
+            cost_s /= self._network.links[at].speed
             self._processor[at] = now_s = max(now_s, self._processor[at]) + cost_s
             self._processor_s[at] += cost_s
         return now_s

@@ -20,7 +20,7 @@ from meshwire.frames.header import HEADER_BYTES
 from meshwire.model.fragments import manifest_under
 from meshwire.model.manifest import ModelManifest
 from meshwire.model.plan import Plan, plan_buckets
-from meshwire.planning.network import NO_WORK, DaemonWork, Network
+from meshwire.planning.network import NO_WORK, Network
 from meshwire.planning.playback import BucketLoad, Playback, Played
 from meshwire.planning.quality import Quality, quality_of
 from meshwire.planning.step_trace import StepTrace
@@ -158,29 +158,29 @@ class Pricing:
             for each in self._all_loads(settings, len(network.links))
         ]
         played = [one for one, _ in rounds]
-        round_s = fmean(each for _, each in rounds) + network.work.round_s
+        round_s = fmean(each for _, each in rounds) + network.round_s
         compute_s = max(step.alone_s + (0 if sync.period else step.copy_s) for step in steps)
         after_s = max(step.after_s for step in steps)
         copy_s = max(step.copy_s for step in steps)
         if sync.overlaps:
             # A round is hidden behind the steps that are taken until it is taken in.
-            compute_s += _beside_s(played, steps, network.work) / period
-            exposed_s = fmean(max(0.0, each_s + network.work.round_s - sync.delay * compute_s) for _, each_s in rounds)
+            compute_s += _beside_s(played, steps, network) / period
+            exposed_s = fmean(max(0.0, each_s + network.round_s - sync.delay * compute_s) for _, each_s in rounds)
             step_s = compute_s + (copy_s + exposed_s) / period
         elif sync.period and sync.staleness:
             # What the next periods begin ahead by is kept and applied once more. A round that began behind period k
             # must be there before period k + s + 1; and nothing can be busy for longer than a period.
-            compute_s += (2 * copy_s + _beside_s(played, steps, network.work)) / period
+            compute_s += (2 * copy_s + _beside_s(played, steps, network)) / period
             cycle_s = (copy_s + round_s) / (period * (sync.staleness + 1))
-            step_s = max(compute_s, cycle_s, *(_busiest_s(one, network.work) / period for one in played))
+            step_s = max(compute_s, cycle_s, *(_busiest_s(one, network.round_s) / period for one in played))
         elif sync.period:
             step_s = compute_s + (copy_s + round_s) / period
         elif sync.staleness:
             # The own gradient is taken ahead by a copy of the optimizer, so that this runs twice; a round that began
             # with step k must be there before step k + s + 1; and nothing can be busy for longer than a step.
-            compute_s += after_s + _beside_s(played, steps, network.work)
+            compute_s += after_s + _beside_s(played, steps, network)
             cycle_s = (round_s + 2 * after_s) / (sync.staleness + 1)
-            step_s = max(compute_s, cycle_s, *(_busiest_s(one, network.work) for one in played))
+            step_s = max(compute_s, cycle_s, *(_busiest_s(one, network.round_s) for one in played))
         else:
             step_s = round_s + applied_s
         sent = _means([one.sent_bytes[: len(steps)] for one in played], period)
@@ -407,13 +407,17 @@ def _computed_s(step: StepTrace, played_s: float, processor_s: float) -> float:
     return computes_s + processor_s * meanwhile / step.threads
 
 
-def _beside_s(played: Sequence[Played], steps: Sequence[StepTrace], work: DaemonWork) -> float:
+def _beside_s(played: Sequence[Played], steps: Sequence[StepTrace], network: Network) -> float:
     """By how much computing takes longer at most while the daemon works on a round beside it."""
-    return max((one.processor_s[at] + work.round_s) / step.threads for one in played for at, step in enumerate(steps))
+    return max(
+        (one.processor_s[at] + network.work.round_s / network.links[at].speed) / step.threads
+        for one in played
+        for at, step in enumerate(steps)
+    )
 
 
-def _busiest_s(played: Played, work: DaemonWork) -> float:
-    return max(played.busiest_link_s, played.air_s, max(played.processor_s) + work.round_s)
+def _busiest_s(played: Played, round_s: float) -> float:
+    return max(played.busiest_link_s, played.air_s, max(played.processor_s) + round_s)
 
 
 def _means(rounds: Sequence[tuple[float, ...]], period: int) -> tuple[float, ...]:

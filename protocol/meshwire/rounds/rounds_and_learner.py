@@ -136,6 +136,11 @@ class JobRounds:
         return self._grants.epochs if self._grants is not None else 0.0
 
     @property
+    def epochs_over(self) -> int:
+        """How many epochs are over; 0 without a prepared loader."""
+        return self._grants.epochs_over if self._grants is not None else 0
+
+    @property
     def rounds_kept(self) -> int:
         """Complete rounds that the learner was not given."""
         return self._schedule.rounds_kept

@@ -129,6 +129,11 @@ class SampleGrants:
         return self._ledger.epochs_used
 
     @property
+    def epochs_over(self) -> int:
+        """How many epochs are over."""
+        return self._epoch
+
+    @property
     def batch(self) -> int:
         """Units of a batch that is granted to this learner now: samples, or 1 with whole batches; 0: none is."""
         return self._ledger.sizes.get(self._rank, 0)

@@ -1,6 +1,7 @@
 """X4: a step that is rehearsed, over an epoch that was over before this learner came, changes nothing anywhere."""
 
 import contextlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from meshtrain.train.data.deal import Deal
 from meshtrain.train.session import LearnerSession
 from tests.train.localdaemon import LocalDaemon
 from tests.train.model.test_saving import STEPS, Net, adamw, batch, sync_of
@@ -154,11 +156,26 @@ def takes_one_batch(_: LearnerSession, model: Net, loader: Any, optimizer: Any, 
     scaler.update()
 
 
+class LateDeal(Deal):
+    """A deal whose first epochs, so many as its thread has `late.past`, were over before it was made: those below 0."""
+
+    late = threading.local()
+
+    def __init__(self, *of: Any) -> None:
+        super().__init__(*of)
+        self.epoch -= getattr(self.late, "past", 0)
+
+
 @pytest.mark.parametrize("scaled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "scaled"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("epoch", [steps_behind_its_loop, fetches_ahead, takes_one_batch])
-def test_a_step_behind_the_loop_is_rehearsed_too(epoch: Callable[..., None], mode: str, scaled: bool) -> None:
-    """Rank 1 has two epochs that are over before it begins: what leaves, and what stays, is as without them."""
+@pytest.mark.parametrize("known", [False, True], ids=["found", "known"])
+def test_a_step_behind_the_loop_is_rehearsed_too(
+    known: bool, epoch: Callable[..., None], mode: str, scaled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 has two epochs that are over before it begins: what leaves, and what stays, is as without them. Where it
+    is told of them with its state, nobody counts on it before it has run through them."""
+    monkeypatch.setattr("meshtrain.train.session.Deal", LateDeal)
 
     def run(over: int) -> tuple[Any, ...]:
         models = [Net(0) for _ in range(2)]
@@ -167,13 +184,15 @@ def test_a_step_behind_the_loop_is_rehearsed_too(epoch: Callable[..., None], mod
 
         def script(session: LearnerSession, rank: int) -> None:
             scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=3, enabled=scaled)
+            past = over if rank == 1 else 0
+            LateDeal.late.past = past if known else 0
             model, optimizer, loader = session.prepare_with_loader(
                 models[rank], adamw(models[rank]), DataLoader(data, batch_size=2), scaler
             )
-            past = over if rank == 1 else 0
             assert session._deal is not None
-            session._deal.epoch -= past
-            for _ in range(past + 2):
+            session._deal.epoch -= 0 if known else past
+            for number in range(past + 2):
+                assert not known or number > past or (1 in daemon.ready) == (number == 0 and not past)
                 epoch(session, model, loader, optimizer, scaler)
             ends[rank] = scaler.state_dict(), optimizer.state_dict()
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwire.collectives.strategy import TOPOLOGIES, topology_of
-from meshwire.planning.network import NO_WORK, Network, PeerLink
+from meshwire.planning.network import NO_WORK, DaemonWork, Network, PeerLink
 from meshwire.planning.network import cables as real_cables
 from meshwire.planning.network import cell as real_cell
 from meshwire.planning.playback import BucketLoad, Playback, Played
@@ -202,3 +202,21 @@ def test_a_slow_way_up_is_one_members_own() -> None:
     assert round_.up_s[2] == pytest.approx(15.0)
     assert round_.down_s[2] == pytest.approx(1.5)
     assert math.isclose(round_.busiest_link_s, 15.0)
+
+
+def test_a_slow_processor_is_one_members_own_and_holds_the_ring_up() -> None:
+    """What its daemon computes takes so much longer, and the others wait for it: the ring goes through all."""
+    work = DaemonWork(byte_s=1e-6, message_s=0.0, round_s=0.0)
+    links = [PeerLink(RATE, RATE, 0.0)] * 4
+    equal = played("ring", Network(tuple(links), work=work), 4)
+    links[2] = PeerLink(RATE, RATE, 0.0, speed=1 / 3)
+    slow = played("ring", Network(tuple(links), work=work), 4)
+    assert slow.processor_s[2] == pytest.approx(3 * equal.processor_s[2])
+    assert [slow.processor_s[at] for at in (0, 1, 3)] == [equal.processor_s[at] for at in (0, 1, 3)]
+    assert max(slow.finished_s) > max(equal.finished_s)
+
+
+def test_what_each_round_takes_is_the_slowest_daemons() -> None:
+    """Rounds follow each other no faster than it can."""
+    links = [PeerLink(RATE, RATE, 0.0), PeerLink(RATE, RATE, 0.0, speed=0.25)]
+    assert Network(tuple(links), work=DaemonWork(round_s=1e-3)).round_s == pytest.approx(4e-3)
