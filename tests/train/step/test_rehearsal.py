@@ -166,6 +166,36 @@ class LateDeal(Deal):
         self.epoch -= getattr(self.late, "past", 0)
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("looped", [False, True], ids=["no loop", "one loop"])
+def test_a_script_that_steps_outside_its_loop_takes_part_with_the_second_step(
+    looped: bool, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would rehearse for ever, and nobody would hear of it. The first step may still be on the loop's last batch."""
+    monkeypatch.setattr("meshtrain.train.session.Deal", LateDeal)
+    data = TensorDataset(torch.randn(24, 6, generator=torch.Generator().manual_seed(3)))
+    ready: list[bool] = []
+
+    def script(session: LearnerSession, rank: int) -> None:
+        LateDeal.late.past = 2 * rank
+        model = Net(0)
+        model, optimizer, loader = session.prepare_with_loader(model, adamw(model), DataLoader(data, batch_size=2))
+        if rank == 0:
+            return
+        if looped:
+            next(iter(loader))
+        for _ in range(2):
+            ready.append(1 in daemon.ready)
+            optimizer.zero_grad()
+            model(batch(rank, 1)).square().mean().backward()
+            optimizer.step()
+        ready.append(1 in daemon.ready)
+
+    with LocalDaemon(2, **MODES[mode]) as daemon:
+        daemon.run(script)
+    assert ready == [False, False, True]
+
+
 @pytest.mark.parametrize("scaled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "scaled"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("epoch", [steps_behind_its_loop, fetches_ahead, takes_one_batch])
