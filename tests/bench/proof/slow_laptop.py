@@ -45,20 +45,20 @@ samples, batch = int(sys.argv[1]), int(sys.argv[2])
 torch.manual_seed(0)
 
 
-class Repeated(torch.nn.Module):  # computes much for its bytes
+class Repeated(torch.nn.Module):  # computes much for its bytes: a daemon has a share of a core, too
     def __init__(self):
         super().__init__()
-        self.first, self.second = torch.nn.Linear(256, 256), torch.nn.Linear(256, 256)
+        self.first, self.second = torch.nn.Linear(128, 128), torch.nn.Linear(128, 128)
 
     def forward(self, x):
-        for _ in range(144):  # a step of some 0.3 s: a daemon on a share of a core takes little beside it
+        for _ in range(576):  # a step of some 0.3 s
             x = torch.tanh(self.second(torch.tanh(self.first(x))))
         return x
 
 
 model = Repeated()
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-data = torch.utils.data.TensorDataset(torch.randn(samples, 256))
+data = torch.utils.data.TensorDataset(torch.randn(samples, 128))
 loader = torch.utils.data.DataLoader(data, batch_size=batch, shuffle=True)
 model, optimizer, loader = mt.prepare(model, optimizer, loader)
 torch.set_num_threads(1)
