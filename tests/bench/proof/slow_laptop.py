@@ -76,7 +76,7 @@ mt.finish()
 
 def sections() -> tuple[Section, ...]:
     """What `submit` without a flag makes of four laptops of which one is three times slower."""
-    case = Case(NAME, 150, lambda _repeat, short: measured(SAMPLES // 4 if short else SAMPLES), lacks)
+    case = Case(NAME, 330, lambda _repeat, short: measured(SAMPLES // 4 if short else SAMPLES), lacks)
     return (
         Section("slow", "submit without a flag, one of four laptops three times slower", (case,), expected=EXPECTED),
     )
