@@ -94,7 +94,9 @@ def test_a_share_of_a_core_is_seen_as_the_speed_that_it_is() -> None:
     def kernel_s(*before: str) -> float:
         command = [*before, sys.executable, "-m", speed.MODULE]
         environment = {**os.environ, **speed.ONE_THREAD}
-        return float(subprocess.run(command, capture_output=True, check=True, env=environment, timeout=DEADLINE_S).stdout)
+        return float(
+            subprocess.run(command, capture_output=True, check=True, env=environment, timeout=DEADLINE_S).stdout
+        )
 
     with Quota(0.25) as quota:
         assert kernel_s(*quota.prefix()) > 2 * kernel_s() * min(2, os.cpu_count() or 1)

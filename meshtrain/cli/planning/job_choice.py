@@ -6,11 +6,11 @@ from pathlib import Path
 
 import typer
 
-from meshtrain.cli.planning.codec_prices import processor_prices
+from meshtrain.cli.planning.codec_prices import ProcessorPrices, processor_prices
 from meshtrain.cli.planning.linked_mesh import LinkedMesh, NobodyLinked, OneMachine, assumptions, find_mesh
 from meshtrain.cli.planning.mesh_verdict import Planned, play, reason, typed_for
 from meshtrain.cli.planning.script_profiles import Shipped, profile
-from meshtrain.cli.submission.measuring import NotMeasured
+from meshtrain.cli.submission.measuring import NotMeasured, TracedScript
 from meshtrain.cli.ui.errors import CliError
 from meshtrain.cli.ui.progress import Stages
 from meshtrain.cli.ui.terminal import say
@@ -185,11 +185,19 @@ def find_choice(
         there = find_mesh(data_dir, False, stages, one_machine=one_machine)
         traced, busy = profile(shipped, data_dir, stages)
         manifest = traced.measurement.manifest
-        candidates = wished(typed.pinned.settings(manifest), quality)
-        if not candidates:
+        if not wished(typed.pinned.settings(manifest), quality):
             raise NotChosen("what was typed fits none of the settings that can be predicted")
-        codecs = dict.fromkeys([DEFAULT[0], *(str(each.codec) for each in candidates)])
-        prices = processor_prices(list(codecs), data_dir, stages)
+
+        def priced(wish: Quality) -> MeshPlan:
+            codecs = (str(each.codec) for each in wished(typed.pinned.settings(manifest), wish))
+            prices = processor_prices(list(dict.fromkeys([DEFAULT[0], *codecs])), data_dir, stages)
+            return _mesh_plan(there, traced, typed, prices)
+
+        mesh = priced(quality)
+        groups = groups_of(mesh, there, typed)
+        planned = play(mesh, there, quality, groups, stages)
+        if planned.choice is None and quality is not Quality.FAST:
+            planned = replace(planned, fast=priced(Quality.FAST).best(groups[-1], Quality.FAST))
     except NobodyLinked:
         return None
     except OneMachine as problem:
@@ -198,16 +206,6 @@ def find_choice(
         raise NotChosen(_in_a_line(str(problem))) from None
     except (CliError, RequestError, OSError) as problem:  # no answer in time and a full disk, too
         raise NotChosen(_in_a_line(str(problem))) from None
-    mesh = MeshPlan(
-        Pricing(manifest, prices.codecs),
-        traced.step,
-        [link for _, link in there.others],
-        typed.pinned,
-        prices.work,
-        shares=typed.shares != "equal",
-        hubs=[link for _, link in there.hubs],
-    )
-    planned = play(mesh, there, quality, groups_of(mesh, there, typed), stages)
     others = [peer for peer, _ in there.others]
     forecast = mesh.forecast(best_together(planned), quality) if typed.pinned.codec is None else None
     return FoundChoice(
@@ -216,6 +214,18 @@ def find_choice(
         typed,
         shipped.runs,
         (*([busy] if busy is not None else []), *there.notes, *assumptions(others, traced.step.device)),
+    )
+
+
+def _mesh_plan(there: LinkedMesh, traced: TracedScript, typed: JobChoice, prices: ProcessorPrices) -> MeshPlan:
+    return MeshPlan(
+        Pricing(traced.measurement.manifest, prices.codecs),
+        traced.step,
+        [link for _, link in there.others],
+        typed.pinned,
+        prices.work,
+        shares=typed.shares != "equal",
+        hubs=[link for _, link in there.hubs],
     )
 
 
