@@ -26,7 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-HANDING_OVER, SERVER = "handing over", "SERVER"  # how this file is called, and what it is given, in a script
+HANDING_OVER, SERVER = "handing over", "server_path"  # how this file is called, and what it is given, in a script
 READY = b"ready\n"
 START_TIMEOUT_S = 60.0
 FIRST_FREE = 500  # descriptors from here on are in nobody's way
@@ -84,7 +84,7 @@ class LearnerForks:
 def hand_over(server: str) -> None:
     """Has a fork of the server run what this process was started for, and ends as that does."""
     inherited = [number for number in map(int, os.listdir("/proc/self/fd")) if _is_inherited(number)]
-    alive, tie = socket.socketpair()  # the fork ends with this end of it, which is never closed
+    _alive, tie = socket.socketpair()  # the fork ends with this end of it, which is never closed
     asking = socket.socket(socket.AF_UNIX)
     asking.connect(server)
     told = {
@@ -144,13 +144,13 @@ def serve(path: str, loads: str) -> list[str]:
     asking: dict[int, socket.socket] = {}  # by the process that was forked for it
     os.write(1, READY)
     while True:
-        ready, _, _ = select.select([0, listener, heard], [], [])
-        if heard in ready:
+        ready = select.select([0, listener.fileno(), heard.fileno()], [], [])[0]
+        if heard.fileno() in ready:
             heard.recv(4096)
             _tell_of_ends(asking)
         if 0 in ready and not os.read(0, 1):
             sys.exit()
-        if listener not in ready:
+        if listener.fileno() not in ready:
             continue
         one, _ = listener.accept()
         told, descriptors = _received(one)

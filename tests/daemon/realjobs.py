@@ -89,8 +89,8 @@ def submission(folder: Path, text: str, /, **options: Any) -> Submit:
     """A job whose working directory holds `text` as train.py, and whatever lies in `folder` already.
 
     `options` are fields of `Submit`. Batches are of equal size unless they say otherwise, so that every round's samples
-    are planned (X4) and the same in every run. `as_it_is`: the script is sent byte for byte. `cold`: its learners import
-    all by themselves (`forked_learners`).
+    are planned (X4) and the same in every run. `as_it_is`: the script is sent byte for byte. `cold`: its learners
+    load torch themselves (`forked_learners`).
     """
     work = folder / "work"
     work.mkdir(exist_ok=True)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -25,14 +26,14 @@ def forks() -> Iterator[LearnerForks]:
         yield made
 
 
-def started(folder: Path, script: str, *arguments: str, **options: object) -> "subprocess.Popen[str]":
+def started(folder: Path, script: str, *arguments: str, **options: Any) -> "subprocess.Popen[str]":
     """As a daemon starts a script."""
     (folder / "train.py").write_text(script)
     command = [sys.executable, "-u", str(SCRIPT_RUN), str(folder / "record"), "alone", "", "train.py", *arguments]
     environment = {"PATH": os.environ["PATH"], "ITS": "own"}
     return subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
-    )  # type: ignore[call-overload,no-any-return]
+    )
 
 
 def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:

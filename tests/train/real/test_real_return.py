@@ -34,9 +34,7 @@ class Broken:
 
     def __init__(self, mesh: ChaosMesh, folder: Path, **options: Any) -> None:
         self.mesh = mesh
-        self.job = ChaosJob(
-            mesh, folder, samples=SAMPLES, step_s=STEP_S, trace=True, **{"hash_every": 2, **options}
-        )
+        self.job = ChaosJob(mesh, folder, samples=SAMPLES, step_s=STEP_S, trace=True, **{"hash_every": 2, **options})
         self._before: dict[str, int] = {}  # generations that a daemon had entered until all were at work
 
     def summary(self, name: str) -> JobSummary | None:
