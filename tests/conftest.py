@@ -13,6 +13,8 @@ import time
 import traceback
 from asyncio import constants
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 import hypothesis
@@ -73,6 +75,12 @@ LEARNING = "test_real"  # and of those whose learners keep all cores busy; in tr
 LONGEST = re.compile("/(real|demo)/")  # their folders
 DAEMONS, LEARNERS = "daemons", "learners "  # how the groups are called; the latter, and the file's path
 
+# How a module says that it holds tests of a tier.
+TIERS = {
+    "slow": re.compile(r"\bmark\.slow\b|\bmostly_slow\("),
+    "long": re.compile(r"\bmark\.long\b|\bmostly_long\("),
+}
+
 failed = pytest.StashKey[bool]()
 
 
@@ -121,8 +129,27 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
     return Groups(config, log)
 
 
+@cache
+def holds(module: Path, tier: str) -> bool:
+    """Whether a module's text says that it holds tests of a tier."""
+    return TIERS[tier].search(module.read_text("utf-8")) is not None
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`pytest -m slow` and `pytest -m long` import no module without such tests: with all of them that is a good part
+    of what each of their processes does."""
+    tier = config.option.markexpr
+    if tier not in TIERS or not collection_path.match("test_*.py") or holds(collection_path, tier):
+        return None
+    return True
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Neither plain `pytest` nor `pytest -m slow` runs what is marked long: `pytest -m long` does."""
+    for item in items:
+        for tier in TIERS:
+            if item.get_closest_marker(tier) and not holds(item.path, tier):
+                raise pytest.UsageError(f"{item.nodeid} is {tier}, and its module does not say so: mark it there")
     long = [item for item in items if item.get_closest_marker("long")]
     if long and "long" not in config.option.markexpr:
         config.hook.pytest_deselected(items=long)

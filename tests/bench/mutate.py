@@ -69,9 +69,9 @@ def planted(source: str, bug: Bug) -> str:
     if count != 1:
         raise DoesNotApply(f"{bug.function} holds {bug.old!r} {count} times")
     ((first, end),) = within
-    text = source[:first] + source[first:end].replace(bug.old, bug.new) + source[end:]
-    ast.parse(text)
-    return text
+    changed = source[first:end].replace(bug.old, bug.new)
+    ast.parse(f"if True:\n{changed}" if changed[0].isspace() else changed)  # the whole module takes far longer
+    return source[:first] + changed + source[end:]
 
 
 def place(root: Path, bug: Bug) -> tuple[Path, str]:

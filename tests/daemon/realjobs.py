@@ -1,17 +1,21 @@
 """Helpers of the tests that submit real jobs to real daemons."""
 
+import contextlib
 import os
+import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from meshtrain.demo.localmesh import LocalDaemon
 from meshtrain.packing.tree import scan, scan_data
+from meshtraind.learner.process import INHERITED
 from meshwire import limits
 from meshwire.messages.job import Fetch, Fetched, Found, JobSummary
 from meshwire.messages.local import GetJobs, Submit, Submitted, Watch, Watched
+from tests.daemon.learnerforks import LearnerForks
 
 TIMEOUT_S = 90.0
 
@@ -21,6 +25,28 @@ WITHOUT_COMPILER = (
     "import sys, types; sys.modules['torch._dynamo'] = _dynamo = types.ModuleType('torch._dynamo'); "
     "_dynamo.disable = lambda function, *_, **__: function; _dynamo.graph_break = lambda: None\n"
 )
+
+# What learners import that are forked: those of mt.prepare, and those of torch.distributed.
+OF_ROUNDS = WITHOUT_COMPILER + "import torch, meshtrain.train.session"
+OF_GROUPS = "import torch, torch._dynamo, torch.nn.parallel, torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
+
+_forks: dict[str, LearnerForks] = {}  # by what they have imported
+
+
+@contextlib.contextmanager
+def forked_learners(imports: str = OF_ROUNDS) -> Iterator[None]:
+    """Learners of jobs that are submitted meanwhile begin with this imported, but for those that are to be `cold`."""
+    if sys.platform != "linux":
+        yield
+        return
+    environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
+    with LearnerForks(imports, {**environment, "OMP_NUM_THREADS": "1"}) as forks:
+        _forks[imports] = forks
+        try:
+            yield
+        finally:
+            del _forks[imports]
+
 
 PREAMBLE = """
 import os, sys, time
@@ -53,25 +79,31 @@ mt.finish()
 """
 )
 
-# It ends once there is a file of the name that it is given.
+# It ends once there is a file of the name that it is given. Its steps leave the cores to what is waited for meanwhile.
 UNTIL_STOPPED = TRAIN.replace(
     "for epoch in range(int(sys.argv[1]) if len(sys.argv) > 1 else 2):", "while not os.path.exists(sys.argv[1]):"
-)
+).replace("        optimizer.zero_grad()\n", "        time.sleep(0.03)\n        optimizer.zero_grad()\n")
 
 
 def submission(folder: Path, text: str, /, **options: Any) -> Submit:
     """A job whose working directory holds `text` as train.py, and whatever lies in `folder` already.
 
     `options` are fields of `Submit`. Batches are of equal size unless they say otherwise, so that every round's samples
-    are planned (X4) and the same in every run. `as_it_is`: the script is sent byte for byte.
+    are planned (X4) and the same in every run. `as_it_is`: the script is sent byte for byte. `cold`: its learners
+    load torch themselves (`forked_learners`).
     """
     work = folder / "work"
     work.mkdir(exist_ok=True)
+    cold = options.pop("cold", False)
     if not options.pop("as_it_is", False):
         text = textwrap.dedent(text)
         # What is measured starts as it would for a person, and torch.distributed needs the compiler.
-        if "PYTEST_CURRENT_TEST" in os.environ and "torch.distributed" not in text:
+        of_rounds = "torch.distributed" not in text
+        if of_rounds and "PYTEST_CURRENT_TEST" in os.environ:
             text = WITHOUT_COMPILER + text
+        forks = _forks.get(OF_ROUNDS if of_rounds else OF_GROUPS)
+        if forks is not None and not cold:
+            text = forks.line + text
     (work / "train.py").write_text(text)
     files = folder / "files.manifest"
     files.write_bytes(scan(work).manifest.pack())

@@ -34,7 +34,7 @@ def start_schedule(seed: int) -> Schedule:
     return Schedule(seed, setting, faults, CALM_AT_S)
 
 
-@pytest.mark.parametrize("seed", mostly_slow(range(60), 6))
+@pytest.mark.parametrize("seed", [*mostly_slow(range(30), 6), *mostly_long(range(30, 60), kept=0)])
 def test_starts_with_faults(seed: int) -> None:
     """Each learner has a start of its own, and those that compute in a generation have that of one (G9)."""
     run(start_schedule(seed))

@@ -12,7 +12,7 @@ from meshwire.membership import proposer
 from tests.sim import brokenrules
 from tests.sim.clusterfaults import Fault, failure, run
 from tests.sim.clusterstorms import WAVES, harsh_schedule
-from tests.tiers import mostly_slow
+from tests.tiers import mostly_long, mostly_slow
 
 PATIENCES = 60.0  # until all is well again: the longest wait before a device asks in again is a minute
 QUICK, SEEDS = 10, 40
@@ -42,7 +42,7 @@ FOUND = {  # what these schedules have shown
 }
 
 
-@pytest.mark.parametrize("part", mostly_slow(range(SEEDS // QUICK)))
+@pytest.mark.parametrize("part", [*mostly_slow(range(2)), *mostly_long(range(2, SEEDS // QUICK), kept=0)])
 def test_waves_of_faults_break_no_rule(part: int) -> None:
     """R, V, G, J, X at every event; once failures stop, all run in one generation and compute, within the deadline."""
     ended = 0

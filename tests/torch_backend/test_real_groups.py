@@ -81,7 +81,7 @@ main(sys.argv[1] if len(sys.argv) > 1 else None)
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[LocalMesh]:
-    with LocalMesh(conformance.NAMES, print) as started:
+    with jobs.forked_learners(jobs.OF_GROUPS), LocalMesh(conformance.NAMES, print) as started:
         yield started
 
 
@@ -148,7 +148,7 @@ except dist.DistBackendError as error:
 
 def start(mesh: LocalMesh, folder: Path) -> tuple[str, list[int]]:
     """The job, and the process of each rank."""
-    job = jobs.submit(mesh.daemons[0], folder, WAITING).job
+    job = jobs.submit(mesh.daemons[0], folder, WAITING, cold=True).job  # one of them is killed
 
     def all_have_begun(seen: JobSummary) -> bool:
         return seen.state == "running" and all("pid" in log(mesh, job, rank) for rank in range(3))

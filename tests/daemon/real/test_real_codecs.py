@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[LocalMesh]:
-    with LocalMesh(("anna", "bert", "cleo"), print) as started:
+    with jobs.forked_learners(), LocalMesh(("anna", "bert", "cleo"), print) as started:
         yield started
 
 

@@ -127,7 +127,7 @@ class Trained:
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[LocalMesh]:
-    with LocalMesh(("anna", "bert", "cleo", "dora"), print) as started:
+    with jobs.forked_learners(), LocalMesh(("anna", "bert", "cleo", "dora"), print) as started:
         yield started
 
 

@@ -58,7 +58,7 @@ state = {name: value.double().flatten().tolist() for name, value in model.state_
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[LocalMesh]:
-    with LocalMesh(("anna", "bert", "cleo"), print) as started:
+    with jobs.forked_learners(), LocalMesh(("anna", "bert", "cleo"), print) as started:
         yield started
 
 
@@ -267,7 +267,7 @@ def test_a_stopped_learner_is_cut_off(mesh: LocalMesh, tmp_path: Path, sync: str
         stop={"step": stop_step, "layer": layer},
     )  # fmt: skip
     with paced.Waking(mesh.daemons[2], 5.0):
-        summary = jobs.run(mesh.daemons[0], tmp_path, paced.SCRIPT, args=(script,), sync=sync, hash_every=5)
+        summary = jobs.run(mesh.daemons[0], tmp_path, paced.SCRIPT, args=(script,), sync=sync, hash_every=5, cold=True)
     assert summary.state == "succeeded", summary.error
     assert summary.replicas_equal is True
     ranks = [paced.steps(mesh.daemons[0], summary.job, rank) for rank in range(MEMBERS)]
