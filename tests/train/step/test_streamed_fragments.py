@@ -323,6 +323,24 @@ def test_who_loses_its_local_steps_at_the_end_ends_with_the_others_all_the_same(
 
 
 @pytest.mark.parametrize("tau", [0, 1])
+def test_who_ends_sooner_takes_the_rounds_of_the_others_still(tau: int) -> None:
+    """As who came in while the others brought their parts together, and is ahead of them since: its final model has
+    all that theirs have."""
+    replicas = [net(norm=True) for _ in range(2)]
+
+    def script(session: LearnerSession, rank: int) -> None:
+        model, optimizer = session.prepare(replicas[rank], sgd(replicas[rank]))
+        for number in range(8 - 2 * rank):
+            step(model, optimizer, batch(rank, number))
+
+    with LocalDaemon(2, sync="diloco:4,stream=4" + (f",tau={tau}" if tau else "")) as daemon:
+        daemon.run(script)
+        binds = [sorted(each.binds) for each in daemon.rounds.rounds.values()]
+    assert binds == [[0, 1]] * 9 + [[0]] * 2
+    assert_equal(replicas)
+
+
+@pytest.mark.parametrize("tau", [0, 1])
 def test_after_an_epoch_that_ends_with_a_void_round_all_go_on_in_step(tau: int) -> None:
     """R9, X4: behind each epoch all are in equally many rounds, and stand on the base."""
     dataset = TensorDataset(*batch(9, 1, 24))
