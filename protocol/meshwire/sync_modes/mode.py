@@ -77,9 +77,13 @@ class SyncSettings(Wire):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        """Parts that take turns; another peer may send what nobody can type."""
-        if self.fragments and (not self.period or self.period % self.fragments or self.central):
+        """Parts that take turns, and own weights that go on; another peer may send what nobody can type."""
+        if self.central and (not self.period or self.staleness):
+            raise ValueError("own weights go on between rounds that are waited for, of periods")
+        if self.fragments and (not self.period or self.period % self.fragments):
             raise ValueError(f"{self.fragments} parts cannot take turns within {self.period} steps")
+        if self.fragments and (self.central or self.after or self.sparse or self.signs):
+            raise ValueError("parts that take turns go with equal periods of local:H, diloco:H and muloco:H")
         if self.delay and (not self.fragments or self.delay > self.round_steps):
             raise ValueError(f"a round is taken in at most {self.round_steps} steps later, not {self.delay}")
         if self.fragments and (self.staleness, self.straggler) != (1 if self.delay else 0, "wait"):

@@ -145,6 +145,11 @@ def test_parts_of_a_model_take_turns(sync: str, steps: int) -> None:
         {"staleness": 2},
         {"straggler": "carry"},
         {"delay": 0},
+        {"after": 2},
+        {"sparse": True},
+        {"central": True},
+        {"fragments": 0, "delay": 0, "central": True},
+        {"fragments": 0, "delay": 0, "staleness": 0, "period": 0, "central": True},
     ],
 )
 def test_parts_from_another_peer_are_checked(changes: dict[str, Any]) -> None:
