@@ -50,7 +50,7 @@ class Record:
     waiting = "bert to enter generation 2"
 
     def __init__(self, sync: str = "local:8", codec: str = "fp32", changes: SettingsChanges = ()) -> None:
-        self.spec = SimpleNamespace(job=JOB, sync=sync_settings(sync), codec=codec, topology="ring")
+        self.spec = SimpleNamespace(job=JOB, sync=sync_settings(sync), codec=codec, topology=None)
         self.changes = changes
 
     def in_force(self) -> SettingsInForce:
