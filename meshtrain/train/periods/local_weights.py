@@ -62,7 +62,7 @@ class LocalWeights:
             self._own.keep(step, list(changes), b"")
 
     @torch.no_grad()
-    def show_base(self) -> None:
+    def show_base(self, round_: int | None = None) -> None:
         """The parameters hold the base, and may be stepped as such. Local weights are kept."""
         if self._held is _ParametersHold.LOCAL:
             swap(self._parameters, self._beside)
