@@ -3285,7 +3285,7 @@ BUGS: tuple[Bug, ...] = (
         "lost-local-steps-end-alone",
         "meshtrain.train.periods.fragment_weights",
         "FragmentWeights.apart",
-        "0 < self._moved_in and self._newest < self._moved_in + len(self._fragments) - 1",
+        "self._moved_in > 0 and self._newest < self._moved_in + len(self._fragments) - 1",
         "any(self._samples)",
         f"{TRAIN}/step/test_streamed_fragments.py -k ends_with_the_others",
     ),

@@ -178,7 +178,12 @@ def splits(monkeypatch: pytest.MonkeyPatch, cluster: Cluster) -> dict[str, Enter
 
     def notify(end: LinkEnd, body: Wire, *, job: int = 0, generation: int = 0, complete: int = 0) -> None:
         liar = end._here.number == LIAR
-        if isinstance(body, Enter) and liar and body.changes and (not told or body.generation == told["all"].generation):
+        if (
+            isinstance(body, Enter)
+            and liar
+            and body.changes
+            and (not told or body.generation == told["all"].generation)
+        ):
             told.setdefault("all", body)
             if len(told) == 1:
                 other = body.changes[-1].model_copy(update={"codec": "int4"})

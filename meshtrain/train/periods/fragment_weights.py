@@ -47,7 +47,7 @@ class FragmentWeights:
     def apart(self) -> bool:
         """Whether a fragment had no round since the last local step. It follows from the rounds alone, also where local
         steps were lost here: learners that end their periods together are in equally many rounds then."""
-        return 0 < self._moved_in and self._newest < self._moved_in + len(self._fragments) - 1
+        return self._moved_in > 0 and self._newest < self._moved_in + len(self._fragments) - 1
 
     def weight(self, round_: int, samples: float, *, moved: bool) -> float:
         """All samples behind the change of its fragment."""

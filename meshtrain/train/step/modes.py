@@ -182,7 +182,7 @@ def _engine(
         steps,
         parts.channel,
         clip_refusal=refusal_to_clip(parts.codec),
-        # Of parts that take turns others may still have rounds to bring together what this one, which came late, has not.
+        # Of parts that take turns others may have rounds left, which this one, where it came late, is not in.
         flushes=_absent_in_barriers(parts) or parts.sync.fragments > 1,
         base_apart=bool(parts.sync.staleness or parts.sync.period),
     )

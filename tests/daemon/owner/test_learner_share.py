@@ -72,13 +72,16 @@ def test_a_job_counts_the_learners_of_all_its_daemons_on_this_machine(monkeypatc
     )
     registry = JobRegistry.__new__(JobRegistry)
     registry._node = cast(
-        Any, SimpleNamespace(device=devices[0], links=dict(zip(devices[1:], (beside, hub, elsewhere, stranger), strict=True)))
+        Any,
+        SimpleNamespace(
+            device=devices[0], links=dict(zip(devices[1:], (beside, hub, elsewhere, stranger), strict=True))
+        ),
     )
     registry._sessions = {}
     registry._tasks = cast(Any, SimpleNamespace(spawn=lambda coroutine, _name: coroutine.close()))
     monkeypatch.setattr(registry, "_tell_members", lambda: None)
     monkeypatch.setattr(
-        "meshtraind.session.session.JobSession", lambda *_, rtt_s, learners_here: told.append(learners_here)
+        "meshtraind.session.session.JobSession", lambda *_, learners_here, **_named: told.append(learners_here)
     )
     job: Any = SimpleNamespace(
         members=[SimpleNamespace(device=device) for device in (*devices[:4], "f" * 64)],

@@ -1,6 +1,6 @@
-"""What scripts do around `optimizer.step()` where local weights go on from round to round: parts that take turns, rounds
-that overlap, `sma`. All of it is the learner's own (O8), so the base is as a few lines of torch make it of the learners'
-weights, whatever each has done to come by them."""
+"""What scripts do around `optimizer.step()` where local weights go on from round to round: parts that take turns,
+rounds that overlap, `sma`. All of it is the learner's own (O8), so the base is as a few lines of torch make it of the
+learners' weights, whatever each has done to come by them."""
 
 import contextlib
 import copy
@@ -223,6 +223,8 @@ def test_what_cannot_be_is_refused_by_name(sync: str) -> None:
 def test_a_step_that_a_scaler_skips_counts_and_moves_nothing(sync: str) -> None:
     """O6: so periods stay equally long; a round may be due at such a step, or one to be taken in."""
     replicas = [net() for _ in range(2)]
+    settings = sync_settings(sync)
+    unmoved: list[int] = []
 
     def script(session: LearnerSession, rank: int) -> None:
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
@@ -234,18 +236,19 @@ def test_a_step_that_a_scaler_skips_counts_and_moves_nothing(sync: str) -> None:
             overflows = number in ((1, 2, 5), (0, 3, 4, 7))[rank]
             before = copy.deepcopy(model) if overflows else None
             scaler.scale(loss * (float("inf") if overflows else 1.0)).backward()
-            rounds = daemon.round
             scaler.step(optimizer)
             scaler.update()
-            if before is not None and daemon.round == rounds and (number + 1) % 2 and (number + 1) % 3:
+            taken = number % settings.round_steps + 1
+            if before is not None and taken not in (settings.round_steps, settings.delay):
                 assert_equal([before, model])
+                unmoved.append(number)
 
     with LocalDaemon(2, sync=sync) as daemon:
         daemon.run(script)
         assert not any(each.poisons for each in daemon.rounds.rounds.values())
-        settings = daemon.spec.sync
         assert daemon.round == STEPS // settings.round_steps + max(0, settings.fragments - 1)
     assert_equal(replicas)
+    assert unmoved
 
 
 @pytest.mark.parametrize("sync", MODES)

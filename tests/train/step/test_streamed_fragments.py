@@ -312,9 +312,8 @@ def test_who_loses_its_local_steps_at_the_end_ends_with_the_others_all_the_same(
         daemon.run(script)
         rounds, settings = daemon.rounds.rounds, daemon.spec.sync
     assert_equal(replicas)
-    assert {number: sorted(each.binds) for number, each in rounds.items()} == dict.fromkeys(
-        range(1, periods + settings.fragments), [0, 1]
-    )
+    assert sorted(rounds) == list(range(1, periods + settings.fragments))
+    assert all(sorted(each.binds) == [0, 1] for each in rounds.values())
     first = periods + 1 if how == "NaN" else periods  # of the rounds in which the second one has nothing to bring
     weights = [rounds[number].binds[1].weight for number in range(first, len(rounds) + 1)]
     assert all(weight < 1e-5 for weight in weights)
