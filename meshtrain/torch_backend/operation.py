@@ -1,24 +1,28 @@
 """One collective operation's messages: among the ranks of its group, on a channel of its own, until its deadline."""
 
+import itertools
 import time
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 
 import torch
 
-from meshtrain.torch_backend.relay import GroupError, MessageTransfer, Relay
+from meshtrain.torch_backend.relay import WORLD_IS_OVER, GroupError, MessageTransfer, Relay
 
 
 @dataclass(frozen=True)
 class Members:
-    """The ranks of a group.
+    """The ranks of a group, in one world.
 
     Attributes:
         name: of the group, equal on all.
         ranks: of the job, by rank of the group.
         rank: one's own in the group.
         instance: of the world that the group is of.
+        numbers: of its operations, each of which takes the next one; callbacks take theirs in other threads.
     """
 
     relay: Relay
@@ -26,6 +30,7 @@ class Members:
     ranks: tuple[int, ...]
     rank: int
     instance: int
+    numbers: Iterator[int] = field(default_factory=partial(itertools.count, 1), compare=False, repr=False)
 
     @property
     def size(self) -> int:
@@ -35,7 +40,7 @@ class Members:
     def check(self) -> None:
         """Raises GroupError where another world has begun since."""
         if self.relay.instance != self.instance:
-            raise GroupError("its ranks are those of before the last _reconfigure: make the group again")
+            raise GroupError(WORLD_IS_OVER)
 
     def channel(self, *what: object) -> int:
         """A channel's number: equal on all ranks, and another one for everything else."""
@@ -64,17 +69,19 @@ class Operation:
 
     def send(self, peer: int, tensor: torch.Tensor) -> MessageTransfer:
         """Sends the values of a contiguous tensor, which stay unchanged until the transfer has ended."""
-        rank = self.members.ranks[peer]
-        transfer = self.members.relay.send(rank, self._channel, self._sent[peer], as_bytes(tensor), self.members.ranks)
+        members, index = self.members, self._sent[peer]
+        transfer = members.relay.send(
+            members.ranks[peer], self._channel, index, as_bytes(tensor), members.ranks, members.instance
+        )
         self._sent[peer] += 1
         self._open.append(transfer)
         return transfer
 
     def receive(self, peer: int, tensor: torch.Tensor) -> MessageTransfer:
         """Receives values into a contiguous tensor."""
-        rank = self.members.ranks[peer]
-        transfer = self.members.relay.receive(
-            rank, self._channel, self._received[peer], as_bytes(tensor), self.members.ranks
+        members, index = self.members, self._received[peer]
+        transfer = members.relay.receive(
+            members.ranks[peer], self._channel, index, as_bytes(tensor), members.ranks, members.instance
         )
         self._received[peer] += 1
         self._open.append(transfer)

@@ -10,7 +10,6 @@ checkpoints and torch's own tests were seen to call.
 
 import contextlib
 import functools
-import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -43,8 +42,7 @@ class MeshProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._members = members
         self._timeout = timeout
         self._on_shutdown = on_shutdown
-        self._numbers = itertools.count(1)  # of operations; callbacks take theirs in other threads
-        self._sent: Counter[tuple[int, int]] = Counter()
+        self._sent: Counter[tuple[int, int]] = Counter()  # by rank and channel, which is of one world
         self._worker = self._new_worker()
         self._group_name = self._group_desc = ""
 
@@ -127,7 +125,8 @@ class MeshProcessGroup(_ProcessGroup):  # type: ignore[misc]
             given: its tensors, where they are not the result.
         """
         end_mark = profiled.begin(what, _tensors(result if given is None else given))
-        number, members = next(self._numbers), self._members
+        members = self._members
+        number = next(members.numbers)
         work = GroupWork(result, what)
         asked = getattr(options, "timeout", None)
         timeout = asked if isinstance(asked, timedelta) and asked.total_seconds() > 0 else self._timeout
@@ -338,7 +337,8 @@ class MeshProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Waits for all; rank 0's error names who has not come. Raises RuntimeError."""
         limit = self._timeout if timeout is None else timeout
-        op = Operation(self._members, next(self._numbers), "monitored_barrier", limit.total_seconds())
+        members = self._members
+        op = Operation(members, next(members.numbers), "monitored_barrier", limit.total_seconds())
         token, others = torch.zeros(1, dtype=torch.uint8), range(1, op.size)
         try:
             if op.rank:
@@ -383,42 +383,45 @@ class MeshProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def send(self, tensors: Any, peer: int, tag: int = 0) -> GroupWork:
         """Sends a tensor."""
         (tensor,) = _listed(tensors)
-        self._check_members(f"send to rank {peer}")
-        flat, channel = _flat(tensor), self._members.channel("tag", tag)
-        rank = self._members.ranks[peer]
+        members = self._members
+        self._check(members, f"send to rank {peer}")
+        flat, channel = _flat(tensor), members.channel("tag", tag)
+        rank = members.ranks[peer]
         index = self._sent[rank, channel]
         self._sent[rank, channel] += 1
-        transfer = self._members.relay.send(rank, channel, index, as_bytes(flat))
+        transfer = members.relay.send(rank, channel, index, as_bytes(flat), instance=members.instance)
         profiled.mark_transfer("send", tensor, transfer, self._timeout.total_seconds())
-        return self._of_transfer(transfer, f"send to rank {peer}", [tensor], flat)
+        return self._of_transfer(transfer, members, f"send to rank {peer}", [tensor], flat)
 
     def recv(self, tensors: Any, peer: int, tag: int = 0) -> GroupWork:
         """Receives a tensor."""
-        return self._receive(tensors, self._members.ranks[peer], tag, f"recv from rank {peer}")
+        return self._receive(tensors, peer, tag, f"recv from rank {peer}")
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> GroupWork:
         """Receives a tensor from whoever sends the first one."""
         return self._receive(tensors, None, tag, "recv")
 
-    def _receive(self, tensors: Any, rank: int | None, tag: int, what: str) -> GroupWork:
+    def _receive(self, tensors: Any, peer: int | None, tag: int, what: str) -> GroupWork:
         (tensor,) = _listed(tensors)
-        self._check_members(what)
-        flat = _flat(tensor)
-        transfer = self._members.relay.receive(rank, self._members.channel("tag", tag), None, as_bytes(flat))
-        mark = "recvAnySource" if rank is None else "recv"
+        members = self._members
+        self._check(members, what)
+        flat, channel = _flat(tensor), members.channel("tag", tag)
+        rank = None if peer is None else members.ranks[peer]
+        transfer = members.relay.receive(rank, channel, None, as_bytes(flat), instance=members.instance)
+        mark = "recvAnySource" if peer is None else "recv"
         profiled.mark_transfer(mark, tensor, transfer, self._timeout.total_seconds())
-        return self._of_transfer(transfer, what, [tensor], flat)
+        return self._of_transfer(transfer, members, what, [tensor], flat)
 
-    def _check_members(self, what: str) -> None:
+    def _check(self, members: Members, what: str) -> None:
         try:
-            self._members.check()
+            members.check()
         except GroupError as error:
             raise dist.DistBackendError(f"{what}: {error}") from error
 
     def _of_transfer(
-        self, transfer: MessageTransfer, what: str, tensors: list[torch.Tensor], flat: torch.Tensor
+        self, transfer: MessageTransfer, members: Members, what: str, tensors: list[torch.Tensor], flat: torch.Tensor
     ) -> GroupWork:
-        return TransferWork(transfer, self._members, self._timeout.total_seconds(), tensors, flat, what)
+        return TransferWork(transfer, members, self._timeout.total_seconds(), tensors, flat, what)
 
 
 class TransferWork(GroupWork):

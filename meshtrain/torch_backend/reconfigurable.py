@@ -4,7 +4,6 @@ torch calls it reconfiguration: every process has a handle, scripts tell each ot
 name those that are to go on together. This adds that one is told when a member is lost, by name, and need not find out.
 """
 
-import itertools
 from collections.abc import Collection
 from hashlib import blake2b
 from random import SystemRandom
@@ -119,7 +118,6 @@ class ReconfigurableGroup(MeshProcessGroup):
         self._worker.close()  # what waited in it has ended by that, and must not be taken for the next world's
         self._relay.begin_next(instance, {member.rank: member.process for member in members})
         self._members = Members(self._relay, self._members.name, ranks, members.index(self._own), instance)
-        self._numbers = itertools.count(1)
         self._sent.clear()
         self._worker = self._new_worker()
         self._owner.members_changed(ranks)

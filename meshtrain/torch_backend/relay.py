@@ -38,6 +38,7 @@ UNASKED_MAX = 65_536  # messages of all ranks that nobody here has asked for, of
 DATA_BYTES = limits.CHUNK_BYTES - PREFIX.size  # of a message, in one frame
 WINDOW_CREDIT_BYTES = limits.RELAY_WINDOW_BYTES // 4  # are given back together
 EAGER_CREDIT_BYTES = limits.EAGER_BYTES_MAX // 4
+WORLD_IS_OVER = "its ranks are those of before the last _reconfigure: make the group again"
 
 
 class What(IntEnum):
@@ -255,13 +256,23 @@ class Relay:
     # Sending
 
     def send(
-        self, rank: int, channel: int, index: int, data: memoryview, among: tuple[int, ...] = ()
+        self,
+        rank: int,
+        channel: int,
+        index: int,
+        data: memoryview,
+        among: tuple[int, ...] = (),
+        instance: int | None = None,
     ) -> MessageTransfer:
-        """Sends a message; `data` must stay unchanged until it has ended."""
+        """Sends a message; `data` must stay unchanged until it has ended.
+
+        Args:
+            instance: of the world that it belongs to, which may be over; None: that of now.
+        """
         transfer = MessageTransfer(data, rank, channel, index, among=among)
         address = MessageAddress(rank, channel, index)
         with self._lock:
-            if why := self._why_not(rank, among):
+            if why := self._over(instance) or self._why_not(rank, among):
                 self._end(transfer, why)
                 return transfer
             size = len(data)
@@ -334,16 +345,26 @@ class Relay:
     # Receiving
 
     def receive(
-        self, rank: int | None, channel: int, index: int | None, place: memoryview, among: tuple[int, ...] = ()
+        self,
+        rank: int | None,
+        channel: int,
+        index: int | None,
+        place: memoryview,
+        among: tuple[int, ...] = (),
+        instance: int | None = None,
     ) -> MessageTransfer:
         """Receives a message into `place`, of exactly its size.
 
         Args:
             rank: None: from anybody.
             index: None: the next one of this channel.
+            instance: as of `send`.
         """
         with self._lock:
             transfer = MessageTransfer(place, rank, channel, -1 if index is None else index, among=among)
+            if why := self._over(instance):
+                self._end(transfer, why)
+                return transfer
             if rank is None:
                 if why := self._broken or self._revoked:
                     self._end(transfer, why)
@@ -583,6 +604,9 @@ class Relay:
             self._used[rank] = 0
 
     # Ends
+
+    def _over(self, instance: int | None) -> str | None:
+        return None if instance in (None, self.instance) else self._broken or WORLD_IS_OVER
 
     def _why_not(self, rank: int, among: tuple[int, ...] = ()) -> str | None:
         failed = next((why for each, why in self._failed.items() if each in among), None)

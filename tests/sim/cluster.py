@@ -122,6 +122,7 @@ class Cluster:
         self._lives: dict[int, set[tuple[str, int]]] = {}  # by generation: its members
         self._cuts: dict[int, tuple[int, bytes]] = {}
         self.changes: dict[int, SettingsChanges] = {}  # by generation
+        self._told_changes: dict[int, set[SettingsChanges]] = {}  # the same, as any who has entered it was told
         self.periods: dict[tuple[bytes, int], int] = {}  # by base and the round after it: local steps
         self._starts: dict[int, bytes] = {}  # by generation: whose start its learners' bases are of
         self._found()
@@ -235,7 +236,9 @@ class Cluster:
         held = (0, START) if daemon.rounds is None else (daemon.rounds.history.complete, daemon.rounds.history.chain)
         assert held[0] == enter.cut, "G6: whoever enters holds the rounds up to the cut, no more"
         assert held[1] == enter.chain, "G4: whoever enters has the history that is kept"
-        assert self.changes.setdefault(key, enter.changes) == enter.changes, "C3: all go over at one round"
+        agreed = self.changes.setdefault(key, enter.changes) == enter.changes
+        assert agreed or self.liars, "C3: all go over at one round"
+        self._told_changes.setdefault(key, set()).add(enter.changes)
         lives = {(member.device, member.incarnation) for member in generation.live.values()}
         assert self._lives.setdefault(key, lives) == lives
         hubs = [rank for rank in generation.counted if generation.members[rank].hub]
@@ -248,6 +251,7 @@ class Cluster:
 
     def resumed(self, daemon: Daemon, generation: Generation) -> None:
         assert self._entered[generation.hash64()] >= self._lives[generation.hash64()]
+        assert len(self._told_changes[generation.hash64()]) == 1, "C3, G10: rounds go on by one word"
         held = (other.machine.generation for other in self.daemons if other.alive and other.has_history)
         self.line.went_on(
             generation,

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from meshwire.message_base import Wire
-from meshwire.messages.generation import Enter
+from meshwire.messages.generation import Enter, Entered
 from meshwire.sync_modes.mode import sync_settings
 from meshwire.sync_modes.settings_changes import SettingsChange, SettingsWish, local_steps
 from tests.sim.cluster import Cluster, Setting
@@ -167,3 +167,48 @@ def test_who_brings_settings_that_nobody_can_have_agreed_on_is_refused(
     assert len(heard) == 2
     assert any(why in text for text in cluster.accused)
     assert begun(cluster, (change,)) == {4, 16}
+
+
+def splits(monkeypatch: pytest.MonkeyPatch, cluster: Cluster) -> dict[str, Enter]:
+    """The liar tells one member to enter with another codec than the others, and keeps that from being seen by itself:
+    each of them hears of it what it was told. Returns who was told which word."""
+    cluster.liars = frozenset([LIAR])
+    sends = LinkEnd.notify
+    told: dict[str, Enter] = {}
+
+    def notify(end: LinkEnd, body: Wire, *, job: int = 0, generation: int = 0, complete: int = 0) -> None:
+        liar = end._here.number == LIAR
+        if (
+            isinstance(body, Enter)
+            and liar
+            and body.changes
+            and (not told or body.generation == told["all"].generation)
+        ):
+            told.setdefault("all", body)
+            if len(told) == 1:
+                other = body.changes[-1].model_copy(update={"codec": "int4"})
+                body = told[end.name] = body.model_copy(update={"changes": (other,)})
+        elif isinstance(body, Entered) and told and body.generation == told["all"].generation:
+            if liar and end.name in told:
+                body = body.model_copy(update={"told": told[end.name].digest()})
+            elif end._here.name in told and end.hello.name == cluster.daemons[LIAR].name:
+                body = body.model_copy(update={"told": told["all"].digest()})
+        sends(end, body, job=job, generation=generation, complete=complete)
+
+    monkeypatch.setattr(LinkEnd, "notify", notify)
+    return told
+
+
+@pytest.mark.parametrize("sync", SYNCS)
+def test_who_tells_two_members_different_settings_is_refused_by_both(
+    sync: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G10: before a round goes by them; each would take the other for who breaks the rules else."""
+    cluster = cluster_of(sync)
+    told = splits(monkeypatch, cluster)
+    ask(cluster)
+    changes = goes_on(cluster)
+    assert len(told) == 2, "all, and one of them otherwise"
+    assert len([text for text in cluster.accused if "by another word than this device" in text]) == 2
+    assert len(changes) <= 1
+    assert begun(cluster, changes) in ({4, 16}, {4})

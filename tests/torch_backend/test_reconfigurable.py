@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from meshtrain.torch_backend.operation import Members
+from meshtrain.torch_backend.operation import Members, Operation
 from meshtrain.torch_backend.process_group import MeshProcessGroup
 from meshtrain.torch_backend.reconfigurable import ReconfigurableGroup
-from meshtrain.torch_backend.relay import Relay
+from meshtrain.torch_backend.relay import GroupError, Relay
 from tests.torch_backend.relays import Router, relays
 from tests.torch_backend.specs import SPEC
 
@@ -221,6 +221,24 @@ def test_subgroups_are_of_one_world(world: Ranks) -> None:
         with pytest.raises(dist.DistBackendError, match="before the last _reconfigure: make the group again"):
             call()
     group.end_threads()
+
+
+def test_an_operation_that_runs_on_when_its_world_is_over_sends_and_takes_nothing(world: Ranks) -> None:
+    """It may compute for longer than `reconfigure` waits for it. What it sent then would reach ranks that never ask for
+    it, and take of what they may be sent unasked."""
+    world.begin(1, 0, 1, 2)
+    group = world.groups[0]
+    members = group._members
+    op = Operation(members, next(members.numbers), "all_reduce", 5.0)
+    world.begin(2, 0, 1)
+    eager = world.relays[0]._eager[1]
+    for transfer in (op.send(1, torch.ones(2)), op.receive(1, torch.ones(2))):
+        with pytest.raises(GroupError, match="before the last _reconfigure"):
+            op.wait(transfer)
+    assert world.relays[0]._eager[1] == eager
+    assert not world.relays[1]._early
+    assert next(group._members.numbers) == next(world.groups[1]._members.numbers), "operations are counted by world"
+    assert world.sums(0, 1) == [3.0, 3.0]
 
 
 @pytest.mark.parametrize(

@@ -316,6 +316,8 @@ class LocalRounds:
 
     def _null(self, learner: LocalLearner) -> bool:
         following = learner.decided + 1
+        if learner.barrier is not None and learner.phase is not Phase.ABSENT and following <= self._newest():
+            self._absent(learner, "others have more steps to go to their barrier")
         if learner.phase is Phase.ABSENT:
             if following > self._newest():
                 return False  # a bind is the call for absent members

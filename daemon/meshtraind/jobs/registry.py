@@ -148,7 +148,7 @@ class JobRegistry:
             generation,
             links,
             rtt_s=max((link.rtt_s or 0.0 for link in peers), default=0.0),
-            learners_here=1 + sum(link.same_machine for link in peers),
+            learners_here=1 + sum(link.computes_here for link in peers),
         )
         self._sessions[job.spec.job] = session
         self._tasks.spawn(self._forget(session), f"end of {job.spec.job}")

@@ -79,6 +79,11 @@ class Link:
         return self.connection.same_host or (self.hello.machine != "" and self.hello.machine == running_system())
 
     @property
+    def computes_here(self) -> bool:
+        """Whether learners of the peer share this machine's cores with the own ones. A hub has none (H1)."""
+        return self.same_machine and not self.hello.hub
+
+    @property
     def member(self) -> Member:
         """The daemon at its other end as a member of a job (G1)."""
         hello = self.hello

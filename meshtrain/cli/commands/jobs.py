@@ -143,7 +143,7 @@ def change(
         typer.Option(
             "--period",
             metavar="H",
-            help="Local steps in a round from now on, where --sync is local:H, diloco:H, sparseloco:H or muloco:H.",
+            help="Local steps in a round from now on, with --sync local:H, diloco:H, sparseloco:H, muloco:H or sma:H.",
         ),
     ] = None,
     data_dir: DataDir = None,

@@ -63,7 +63,7 @@ class StaleView:
         self._own.begin_step(newest_squared_norm)
 
     @torch.no_grad()
-    def show_base(self) -> None:
+    def show_base(self, round_: int | None = None) -> None:
         """The parameters hold the base, and may be stepped."""
         if self._base and not self._shows_base:
             for parameter, base in zip(self._parameters, self._base, strict=True):

@@ -9,15 +9,16 @@ local + (1 - alpha) * base, with alpha = 1/2 as the paper has it: so half of wha
 stays, the steps made meanwhile with it, and is part of what the fragment carries H steps later.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
-from meshtrain.train.periods.local_weights import copies_of, in_full_precision
+from meshtrain.train.periods.local_weights import copies_of, in_full_precision, swap
 from meshwire.messages.learner import RoundDone
 
 OWN_PART = 0.5  # alpha
+NOTHING_WEIGHS = 2.0**-20  # samples, behind a change that is none: a contribution has to weigh something
 
 
 class FragmentWeights:
@@ -34,33 +35,32 @@ class FragmentWeights:
     def __init__(self, parameters: Sequence[torch.Tensor], fragments: Sequence[Sequence[int]]) -> None:
         self._parameters = list(parameters)
         self._fragments = [list(fragment) for fragment in fragments]
-        self._beside = copies_of(parameters)  # the base, or with `_shows_base` the local weights
-        self._shows_base = True
+        self._beside = copies_of(parameters)  # the base; of parameters that hold that the local weights
+        self._holds_base = [True] * len(self._parameters)
         self._samples = [0.0] * len(fragments)  # behind what each is apart from its base by
+        self._moved_in = 0  # the newest round that a period of local steps has ended with; 0: none
+        self._newest = 0  # that was begun, or is in the base
         self._own_part = 0.0
         self.in_flight = 0
 
     @property
     def apart(self) -> bool:
-        """Whether local steps have moved a fragment since its last round began."""
-        return any(self._samples)
+        """Whether a fragment had no round since the last local step. It follows from the rounds alone, also where local
+        steps were lost here: learners that end their periods together are in equally many rounds then."""
+        return self._moved_in > 0 and self._newest < self._moved_in + len(self._fragments) - 1
 
     def weight(self, round_: int, samples: float, *, moved: bool) -> float:
-        """What a round weighs that begins: all samples behind the change of its fragment.
-
-        Args:
-            samples: of the period that ends, or of the last one.
-            moved: whether there is one: whether local steps were taken since the round before.
-        """
+        """All samples behind the change of its fragment."""
         if moved:
             self._samples = [each + samples for each in self._samples]
-        return self._samples[self._index(round_)] or samples
+            self._moved_in, self._newest = round_, round_ - 1
+        return self._samples[self._index(round_)] or NOTHING_WEIGHS
 
     @torch.no_grad()
     def difference(self, position: int) -> torch.Tensor:
         """Base - local weights of the parameter at `position`, at least in fp32."""
         base, local = self._beside[position], self._parameters[position]
-        if self._shows_base:
+        if self._holds_base[position]:
             base, local = local, base
         return in_full_precision(base).sub(local)
 
@@ -68,6 +68,7 @@ class FragmentWeights:
         """The contribution of this step is on its way into a round. What local steps do from now on is for the
         fragment's next one."""
         self._samples[self._index(round_)] = 0.0
+        self._newest = round_
         self.in_flight = step
 
     def take_part(self, members: int) -> None:
@@ -84,7 +85,7 @@ class FragmentWeights:
 
     @torch.no_grad()
     def follow(self, done: RoundDone) -> None:
-        """The base, which the parameters hold, is that after this round: so are the local weights of its fragment,
+        """The base, which the parameters of its fragment hold, is that after this round: so are their local weights,
         but for what `mixing` leaves. After a void round they begin again from it (V1)."""
         own_part = 0.0 if done.void else self._own_part
         index = self._index(done.round)
@@ -96,26 +97,23 @@ class FragmentWeights:
                 local.copy_(base)
         if not own_part:
             self._samples[index] = 0.0
+        self._newest = max(self._newest, done.round)
 
-    @torch.no_grad()
-    def show_base(self) -> None:
-        """The parameters hold the base, and may be stepped as such. Local weights are kept."""
-        if not self._shows_base:
-            self._swap()
-            self._shows_base = True
+    def show_base(self, round_: int | None = None) -> None:
+        """The parameters hold the base, and may be stepped as such; with `round_` those of its fragment do. Local
+        weights are kept."""
+        everywhere = range(len(self._parameters))
+        self._show(everywhere if round_ is None else self._fragments[self._index(round_)], base=True)
 
-    @torch.no_grad()
     def show_view(self) -> None:
         """The parameters hold the local weights."""
-        if self._shows_base:
-            self._swap()
-            self._shows_base = False
+        self._show(range(len(self._parameters)), base=False)
 
     def begin_step(self, newest_squared_norm: float) -> None:
         """Nothing: a period goes on from where the local weights are."""
 
     def end_period(self) -> None:
-        """Nothing: the round that is taken in has moved its fragment."""
+        """Nothing: a round that is taken in has moved its fragment, and local weights go on."""
 
     def drop(self, step: int) -> None:
         """The round of this step is in the base, or nobody waits for it any more."""
@@ -133,13 +131,14 @@ class FragmentWeights:
     def clear(self) -> None:
         """No period is on its way any more, and local weights count no more."""
         self.begin_anew()
-        self.in_flight = 0
+        self._moved_in = self.in_flight = 0
+
+    @torch.no_grad()
+    def _show(self, positions: Iterable[int], *, base: bool) -> None:
+        turned = [at for at in positions if self._holds_base[at] is not base]
+        swap([self._parameters[at] for at in turned], [self._beside[at] for at in turned])
+        for at in turned:
+            self._holds_base[at] = base
 
     def _index(self, round_: int) -> int:
         return (round_ - 1) % len(self._fragments)
-
-    def _swap(self) -> None:
-        for parameter, beside in zip(self._parameters, self._beside, strict=True):
-            held = parameter.clone(memory_format=torch.preserve_format)
-            parameter.copy_(beside)
-            beside.copy_(held)

@@ -27,13 +27,10 @@ class LocalWeights:
     Args:
         parameters: that are trained; they hold the base.
         own: periods that have ended, and are in no round that is applied. With s=0 none ever is.
-
-    Attributes:
-        apart, in_flight: as of `FragmentWeights`: a period's round is of all weights, and none is taken in within one.
     """
 
-    apart = False
-    in_flight = 0
+    apart = False  # a round is of all weights
+    in_flight = 0  # none is taken in within a period
 
     def __init__(self, parameters: Sequence[torch.Tensor], own: OwnSteps) -> None:
         self._parameters = list(parameters)
@@ -50,11 +47,11 @@ class LocalWeights:
         return in_full_precision(start).sub(local)
 
     def weight(self, round_: int, samples: float, *, moved: bool) -> float:
-        """What a round weighs that begins: the samples of the period that ends."""
+        """The samples of the period that ends."""
         return samples
 
     def mixing(self) -> AbstractContextManager[None]:
-        """Nothing: a period begins from the base."""
+        """Nothing is left: a period begins from the base."""
         return nullcontext()
 
     @torch.no_grad()
@@ -65,17 +62,17 @@ class LocalWeights:
             self._own.keep(step, list(changes), b"")
 
     @torch.no_grad()
-    def show_base(self) -> None:
+    def show_base(self, round_: int | None = None) -> None:
         """The parameters hold the base, and may be stepped as such. Local weights are kept."""
         if self._held is _ParametersHold.LOCAL:
-            self._swap()
+            swap(self._parameters, self._beside)
             self._held = _ParametersHold.LENT
 
     @torch.no_grad()
     def show_view(self) -> None:
         """The parameters hold the local weights. Where a period begins, these are where it begins."""
         if self._held is _ParametersHold.LENT:
-            self._swap()
+            swap(self._parameters, self._beside)
         elif self._held is _ParametersHold.BASE:
             for parameter, beside in zip(self._parameters, self._beside, strict=True):
                 beside.copy_(parameter)
@@ -94,7 +91,7 @@ class LocalWeights:
         self._own.begin_step(newest_squared_norm)
 
     def take_part(self, members: int) -> None:
-        """The change of this period is in a round of so many members, which is about to go into the base."""
+        """Nothing: local weights end with their period."""
 
     def end_period(self) -> None:
         """The parameters hold the base, and local weights count no more."""
@@ -122,11 +119,13 @@ class LocalWeights:
         held, beside = self._parameters[position], self._beside[position]
         return (beside, held) if self._held is _ParametersHold.LENT else (held, beside)
 
-    def _swap(self) -> None:
-        for parameter, beside in zip(self._parameters, self._beside, strict=True):
-            held = parameter.clone(memory_format=torch.preserve_format)
-            parameter.copy_(beside)
-            beside.copy_(held)
+
+def swap(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> None:
+    """Each of these holds what its other one has held, and the other way round. No memory for all of them is taken."""
+    for one, other in zip(some, others, strict=True):
+        held = one.clone(memory_format=torch.preserve_format)
+        one.copy_(other)
+        other.copy_(held)
 
 
 def copies_of(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:

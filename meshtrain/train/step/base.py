@@ -32,8 +32,9 @@ class WorkingWeights(Protocol):
     gradients (`StaleView`), with a period the weights that local steps have moved (`LocalWeights`).
     """
 
-    def show_base(self) -> None:
-        """From now on the parameters hold the base, and an optimizer may step on it."""
+    def show_base(self, round_: int | None = None) -> None:
+        """From now on the parameters hold the base, and an optimizer may step on it. `round_`: those that travel in
+        this round are enough."""
 
     def show_view(self) -> None:
         """From now on the parameters hold the working weights. If they held the base, these are made of it anew."""
@@ -46,7 +47,7 @@ class WorkingWeights(Protocol):
         """
 
     def follow(self, done: RoundDone) -> None:
-        """The base is that after this round, and the parameters hold it."""
+        """The base is that after this round, and the parameters that travel in it hold it."""
 
     def drop(self, step: int) -> None:
         """This step of the learner is in the base, or never will be: it counts no more beside the base."""
@@ -112,7 +113,7 @@ class Base:
             MeshtrainError: the round is not the next one, or its options do not suit the optimizer.
         """
         self.check(done)
-        self.view.show_base()
+        self.view.show_base(done.round)
         if not done.void:
             self.decide_masks(done)
             told = self.options.unpack(done.hyperparameters)
@@ -143,7 +144,7 @@ class Base:
         self.means.masks.hold()
 
     def conclude(self, done: RoundDone) -> None:
-        """The round is in the base, and the parameters hold it: the daemon may use the result slot again."""
+        """The round is in the base, and its parameters hold it: the daemon may use the result slot again."""
         self.applied = done.round
         if not done.void:
             self.squared_norm = done.squared_norm
@@ -153,6 +154,7 @@ class Base:
         self.kept.clean(done.round)
         self._channel.tell(LearnerApplied(round=done.round), more=True)  # the step's end follows, or a wait
         if self._hash_every and done.round % self._hash_every == 0:
+            self.view.show_base()
             self._tell_hash()
 
     def tell_last_hash(self) -> None:

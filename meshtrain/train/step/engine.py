@@ -55,7 +55,7 @@ class Engine:
 
     Args:
         clip_refusal: why the means of the job's codec cannot be clipped, and what to do instead; None: they can be.
-        absent_in_barriers: whether rounds go on without a learner that waits for all others, as R5 (absent) has it.
+        flushes: whether there may be rounds, at the end, that this learner is not in: those of learners that go on.
         base_apart: whether the model may hold something else than the base between two steps: with s > 0, or a period.
     """
 
@@ -68,14 +68,14 @@ class Engine:
         channel: Channel,
         *,
         clip_refusal: str | None,
-        absent_in_barriers: bool,
+        flushes: bool,
         base_apart: bool,
     ) -> None:
         self._base = base
         self._contribution = contribution
         self._channel = channel
         self._clip_refusal = clip_refusal
-        self._absent_in_barriers = absent_in_barriers
+        self._flushes = flushes
         self._base_apart = base_apart
         self._entered = False
         self._behind_loop = 0  # steps that were rehearsed there, while this learner takes no part
@@ -152,13 +152,13 @@ class Engine:
     def flush(self) -> None:
         """At the end: takes every round that anybody has contributed to, unless this learner is in all of them.
 
-        Between backward() and step() of s=0 it leaves at once, as where no learner is ever absent: the round in hand is
-        the script's, which will not step on it, and none can follow before.
+        Between backward() and step() of s=0 it leaves at once, as where it is in all of them: the round in hand is the
+        script's, which will not step on it, and none can follow before.
         """
         self.enter()
         self._end_rehearsals()
         self.steps.end_period()
-        if self._absent_in_barriers and self._contribution.done is None:
+        if self._flushes and self._contribution.done is None:
             self.boundary.flush()
 
     def tell_last_hash(self) -> None:

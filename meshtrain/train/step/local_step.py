@@ -16,7 +16,7 @@ with `,tau=T` that is taken in behind step T of the next period.
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -25,14 +25,54 @@ from meshtrain.train.model.step_patch import ReplacedStep
 from meshtrain.train.optim.loss_scaling import LossScaling
 from meshtrain.train.optim.optimizer_step import OptimizerStep
 from meshtrain.train.optim.rehearsal import Rehearsal
-from meshtrain.train.periods.fragment_weights import FragmentWeights
-from meshtrain.train.periods.local_weights import LocalWeights
-from meshtrain.train.step.base import Base
+from meshtrain.train.step.base import Base, WorkingWeights
 from meshtrain.train.step.boundary import StepBoundary
 from meshtrain.train.step.contribution import StepContribution
 from meshtrain.train.step.mask_growth import MaskGrowth
 from meshwire.messages.learner import EndPeriod
 from meshwire.sync_modes.mode import SyncSettings
+
+
+class PeriodWeights(WorkingWeights, Protocol):
+    """The weights that local steps move, with the base beside them; and how what they have changed gets into a round.
+
+    With `local:H` and its kin they begin each period on the base (`LocalWeights`), with `sma:H` they go on
+    (`CentralAverage`), and with `,stream=P` each part of them follows the rounds of its own (`FragmentWeights`).
+    """
+
+    @property
+    def apart(self) -> bool:
+        """Whether more rounds are to follow, without local steps, until all of the weights have had one."""
+
+    @property
+    def in_flight(self) -> int:
+        """The step whose round is on its way, and is to be taken in within the next period; 0: none is."""
+
+    def weight(self, round_: int, samples: float, *, moved: bool) -> float:
+        """What a contribution to this round weighs, in samples: those behind the change that it carries.
+
+        Args:
+            samples: of the period that ends, or of the last one.
+            moved: whether there is one: whether local steps were taken since the round before.
+        """
+
+    def difference(self, position: int) -> torch.Tensor:
+        """What the parameter at `position` contributes, at least in fp32: where its change began - local weights."""
+
+    def keep(self, step: int, round_: int) -> None:
+        """The contribution of this step is on its way into a round that nobody waits for."""
+
+    def take_part(self, members: int) -> None:
+        """The contribution is in a round of so many members, which is about to go into the base."""
+
+    def mixing(self) -> AbstractContextManager[None]:
+        """Inside, a round that is taken in leaves of the local weights what it is to leave within a period."""
+
+    def end_period(self) -> None:
+        """Its contribution has left, and its round is in the base, or on its way."""
+
+    def begin_anew(self) -> None:
+        """What local steps have changed is lost: the parameters hold the base, and so do all local weights."""
 
 
 class LocalStep:
@@ -59,7 +99,7 @@ class LocalStep:
         base: Base,
         contribution: StepContribution,
         boundary: StepBoundary,
-        weights: LocalWeights | FragmentWeights,
+        weights: PeriodWeights,
         growth: MaskGrowth,
         scaling: LossScaling,
         sync: SyncSettings,

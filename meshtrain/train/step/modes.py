@@ -33,7 +33,7 @@ from meshtrain.train.step.contribution import StepContribution
 from meshtrain.train.step.engine import Engine
 from meshtrain.train.step.gradient_step import GradientStep
 from meshtrain.train.step.gradients import GradientHooks
-from meshtrain.train.step.local_step import LocalStep
+from meshtrain.train.step.local_step import LocalStep, PeriodWeights
 from meshtrain.train.step.mask_growth import MaskGrowth
 from meshtrain.train.step.means import RoundMeans
 from meshtrain.train.step.saving import StateSaver
@@ -126,7 +126,7 @@ def _local_rounds(parts: EngineParts, progress: RoundProgress) -> Engine:
     return _engine(parts, base, contribution, boundary, steps)
 
 
-def _local_weights(parts: EngineParts, outer_step: OptimizerStep) -> LocalWeights | FragmentWeights:
+def _local_weights(parts: EngineParts, outer_step: OptimizerStep) -> PeriodWeights:
     """What local steps move."""
     parameters = parts.means.parameters()
     if parts.sync.fragments:
@@ -182,6 +182,7 @@ def _engine(
         steps,
         parts.channel,
         clip_refusal=refusal_to_clip(parts.codec),
-        absent_in_barriers=_absent_in_barriers(parts),
+        # Of parts that take turns others may have rounds left, which this one, where it came late, is not in.
+        flushes=_absent_in_barriers(parts) or parts.sync.fragments > 1,
         base_apart=bool(parts.sync.staleness or parts.sync.period),
     )

@@ -41,7 +41,7 @@ from meshwire.membership.proposal_checks import (
     promise_wrong,
     proposal_wrong,
 )
-from meshwire.membership.proposer import Departure, Proposer
+from meshwire.membership.proposer import Departure, FalsePromise, Proposer
 from meshwire.membership.state import MembershipState
 from meshwire.messages.generation import (
     Accuse,
@@ -82,6 +82,7 @@ class Membership:
         self._state = MembershipState(me, job, timeouts, now_s, generation, known, members_max)
         self._proposer = Proposer(self._state)
         self._told_where: dict[str, tuple[int, int]] = {}  # by device: generation and samples as last told to it
+        self._split_since_s: float | None = None  # members say that they were told to enter by different words
         self._waiting = ""
         self._wake_s: float | None = None
 
@@ -338,10 +339,12 @@ class Membership:
         self._promised(rank, promised.standing, now_s)
 
     def _promised(self, rank: int, standing: Standing, now_s: float) -> None:
-        enter = self._proposer.promised(rank, standing, now_s)
-        if enter is not None:
-            self._state.send_members(enter)
-            self._commit(enter, now_s)
+        decided = self._proposer.promised(rank, standing, now_s)
+        if isinstance(decided, FalsePromise):
+            self._state.protest(decided.device, decided.reason, now_s)
+        elif decided is not None:
+            self._state.send_members(decided)
+            self._commit(decided, now_s)
 
     def _on_refused(self, device: str, refused: Refused, now_s: float) -> None:
         state = self._state
@@ -386,7 +389,7 @@ class Membership:
         if promised is not None and entered.generation == promised.hash64():
             rank = rank_of(promised, device)
             if rank in promised.ranks:
-                self._state.has_entered(rank, now_s)
+                self._state.has_entered(rank, entered.told, now_s)
                 self._note_running()
 
     def _on_ask(self, device: str, ask: AskIn, now_s: float) -> None:
@@ -528,15 +531,41 @@ class Membership:
         whom = why_not or ", ".join(state.name(device) for device in devices)
         return "to be taken in: " + "; ".join([whom, *told])
 
+    def _judge_split(self, now_s: float) -> float | None:
+        """G10: all members are told to enter by one word. Where two were told different ones, their proposer lies, or
+        one of them does. The proposer knows what it has told, and accuses whoever says otherwise: the others wait for
+        that. If it keeps silent, it was the one. Returns when that will be clear; None: nothing is to be judged.
+        """
+        state = self._state
+        differ = state.told_otherwise
+        if not differ:
+            self._split_since_s = None
+            return None
+        number, proposer = state.change.number, state.change.proposer
+        if proposer == state.me.device:
+            for member in differ:
+                state.protest(member.device, f"enters generation {number} by another word than it was told", now_s)
+            return None
+        self._split_since_s = now_s if self._split_since_s is None else self._split_since_s
+        at_s = self._split_since_s + state.timeouts.answer_s
+        if now_s < at_s and proposer not in [member.device for member in differ]:
+            return at_s
+        names = ", ".join(member.name for member in differ)
+        text = f"told {names} to enter generation {number} by another word than this device"
+        state.protest(proposer, text, now_s)
+        return None
+
     def _settle(self, now_s: float) -> list[Effect]:
         """Does what the last input has made possible, and hands out all effects."""
         state = self._state
+        split_at_s = self._judge_split(now_s)
         if state.phase is not MembershipPhase.OUT:
             while isinstance(decision := self._proposer.consider(now_s), Generation):
                 self._propose(decision, now_s)
             if isinstance(decision, Departure):
                 self._leave(decision.reason, now_s, decision.kept)
-            self._wake_s, waiting = self._proposer.wake_s, self._proposer.waiting
+            wake_s, waiting = self._proposer.wake_s, self._proposer.waiting
+            self._wake_s = min((at_s for at_s in (wake_s, split_at_s) if at_s is not None), default=None)
             to_prepare = self._proposer.waits_to_prepare
         if state.phase is MembershipPhase.OUT:
             self._proposer.forget()

@@ -16,7 +16,7 @@ from meshwire.messages.generation import Enter, Standing
 from meshwire.messages.group import GroupWorld
 from meshwire.messages.job import Generation, Member
 from meshwire.rounds.chain import START
-from meshwire.sync_modes.settings_changes import SettingsChange, changed
+from meshwire.sync_modes.settings_changes import SettingsChange, changed, differs_below
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +178,26 @@ def _changes(
         (held.complete for rank, held in standings.items() if rank not in kept.reload), default=kept.cut
     )
     return changed(standings[kept.source].changes, kept.cut, ahead, wish, furthest_back)
+
+
+def told_other_settings(enter: Enter, standings: Mapping[int, Standing]) -> int | None:
+    """The first member that would not enter by this word, for it goes over to other settings in a round that the member
+    may have bound than its promise tells of (C3); None: all would. Then this one tells a lie, or the source does."""
+    for rank, held in sorted(standings.items()):
+        rounds = range(held.complete + 1, held.complete + held.ahead + 1)
+        if rank not in enter.reload and differs_below(held.changes, enter.changes, rounds) is not None:
+            return rank
+    return None
+
+
+def lies_about_settings(one: int, source: int, standings: Mapping[int, Standing], proposer: int) -> int | None:
+    """Which of both does, as the proposer can tell who was in the generation in which the source was; None: it was
+    not, and has gone by older ones."""
+    own, held = standings[proposer], standings[one]
+    if own.generation is None or own.generation != standings[source].generation:
+        return None
+    rounds = range(held.complete + 1, held.complete + held.ahead + 1)
+    return source if one == proposer or differs_below(held.changes, own.changes, rounds) is None else one
 
 
 def next_world(

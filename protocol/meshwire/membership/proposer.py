@@ -11,7 +11,13 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from meshwire.membership.effects import MembershipPhase
-from meshwire.membership.proposals import Roll, enter_message, worst_linked
+from meshwire.membership.proposals import (
+    Roll,
+    enter_message,
+    lies_about_settings,
+    told_other_settings,
+    worst_linked,
+)
 from meshwire.membership.quorum import is_entitled, is_gone, newest_history, still_there
 from meshwire.membership.requests import Kind
 from meshwire.membership.state import MembershipState
@@ -36,6 +42,14 @@ class Proposal:
     generation: Generation
     until_s: float
     standings: dict[int, Standing] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class FalsePromise:
+    """A member has promised with what it cannot have: it breaks the protocol."""
+
+    device: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +150,10 @@ class Proposer:
         """Somebody else may be about to propose."""
         self._not_before_s = max(self._not_before_s, until_s)
 
-    def promised(self, rank: int, standing: Standing, now_s: float) -> Enter | None:
+    def promised(self, rank: int, standing: Standing, now_s: float) -> Enter | FalsePromise | None:
         """A member's promise. The last one decides, unless two members have no link to each other (G7), or those that
-        promised are not what the proposal took them for: entitled, or not."""
+        promised are not what the proposal took them for: entitled, or not; or one of them would not enter, for another
+        has told a lie."""
         state, proposal = self._state, self.proposal
         assert proposal is not None, "no proposal"
         proposal.standings[rank] = standing
@@ -157,11 +172,26 @@ class Proposer:
             self._told = {proposal.generation.members[rank]: held for rank, held in proposal.standings.items()}
             self.again(wrong, now_s)
             return None
-        self.proposal = None  # it is not withdrawn: from now on somebody may enter it
-        self.forget()
         awaited = self._hopes_for_base(BASE_S, now_s)
         missed = self._hopes_for_base(state.timeouts.missed_s, now_s)
-        return enter_message(proposal.generation, proposal.standings, state.rank, awaited=awaited, missed=missed)
+        enter = enter_message(proposal.generation, proposal.standings, state.rank, awaited=awaited, missed=missed)
+        if (one := told_other_settings(enter, proposal.standings)) is not None:
+            return self._without_liar(one, enter.source, proposal, now_s)
+        self.proposal = None  # it is not withdrawn: from now on somebody may enter it
+        self.forget()
+        return enter
+
+    def _without_liar(self, one: int, source: int, proposal: Proposal, now_s: float) -> FalsePromise | None:
+        """Members tell of different settings (C3). Where this one cannot tell who lies, it leaves it to those that can
+        to propose."""
+        state, members = self._state, proposal.generation.members
+        liar = lies_about_settings(one, source, proposal.standings, state.rank)
+        if liar is not None:
+            text = "promises with other settings than the rounds that it may have bound can go by"
+            return FalsePromise(members[liar].device, text)
+        told = f"{members[one].name} and {members[source].name} tell of different settings"
+        self.again(told, now_s, wait_s=state.timeouts.enter_s)
+        return None
 
     # What speaks for another generation.
 

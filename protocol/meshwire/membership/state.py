@@ -80,7 +80,8 @@ class MembershipState:
         self._lineage: tuple[int, ...] = () if parent is None else (hash64_of(parent),)
         # promised with any history, also one that was left, by hash, newest first
         self._promises: tuple[int, ...] = () if generation is None else (generation.hash64(),)
-        self._heard: set[int] = set()  # ranks that have entered the promised generation
+        self._told: bytes | None = None  # digest of the word to enter the promised generation; None: not told yet
+        self._heard: dict[int, bytes] = {}  # the same of the ranks that have entered it
         self._promised_at_s = now_s
         self._told_where: set[str] = set()  # devices beyond the members that want to know where this one is
         self._gone: set[tuple[str, int]] = set()  # devices with incarnations
@@ -168,8 +169,16 @@ class MembershipState:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Who has not entered the promised generation."""
-        return tuple(rank for rank in self.change.ranks if rank not in self._heard)
+        """Who has not entered the promised generation, by the word that was told here."""
+        return tuple(rank for rank in self.change.ranks if self._heard.get(rank) != self._told or self._told is None)
+
+    @property
+    def told_otherwise(self) -> list[Member]:
+        """Who says that it was told to enter the promised generation by another word, and is not refused."""
+        if self.phase is MembershipPhase.OUT or self._told is None:
+            return []
+        others = (self.change.members[rank] for rank, told in sorted(self._heard.items()) if told != self._told)
+        return [member for member in others if member.device not in self.refusals]
 
     def next_roll(
         self,
@@ -354,8 +363,8 @@ class MembershipState:
         self._promises = extended(self._promises, generation.hash64())
         self.highest = max(self.highest, generation.number)
         self.phase = MembershipPhase.PROMISED
-        self.standing = None
-        self._heard = set()
+        self.standing = self._told = None
+        self._heard = {}
         self._promised_at_s = now_s
         self.until_s = now_s + self.timeouts.enter_s
         self.links.expect(generation, now_s + self.timeouts.relink_grace_s)
@@ -397,6 +406,7 @@ class MembershipState:
         """All have promised. Returns whether nothing is lacking up to the cut, so that it can be entered at once."""
         assert self.standing is not None, "not promised"
         self._committed = enter
+        self._told = enter.digest()
         self.phase = MembershipPhase.CATCHING_UP
         self.until_s = now_s + self.timeouts.catch_up_s
         reload = self.rank in enter.reload
@@ -427,20 +437,25 @@ class MembershipState:
         self.effects.append(EnterGeneration(generation, self._committed))
         if self._committed.way in ("lost", "failed"):
             self.effects.append(NobodyLearns(generation, failed=self._committed.way == "failed"))
-        self.send_members(Entered(job=self.job, generation=generation.hash64()))
+        told = self._committed.digest()
+        self.send_members(Entered(job=self.job, generation=generation.hash64(), told=told))
         live = {member.device for member in generation.live.values()}
         hear = {member.device for member in generation.members} | self._told_where
         for device in sorted(hear if self.way != "lost" else ()):  # nobody is to come to what is being laid down
             if device not in live and device in self.links:
                 self.send_where(device)
-        self.has_entered(self.rank, now_s)
+        self.has_entered(self.rank, told, now_s)
 
-    def has_entered(self, rank: int, now_s: float) -> None:
-        """Of this member or another, perhaps before this one. When all have, rounds go on."""
-        self._heard.add(rank)
+    def has_entered(self, rank: int, told: bytes, now_s: float) -> None:
+        """Of this member or another, perhaps before this one. When all have, by one word, rounds go on.
+
+        Args:
+            told: digest of the `Enter` that it goes by. Its first word counts.
+        """
+        self._heard.setdefault(rank, told)
         self.requests.unready(self.change.members[rank].device)
         entered = self.phase in (MembershipPhase.ENTERED, MembershipPhase.RUNNING)
-        if entered and (self.change.provisional or {*self.change.counted} <= self._heard):
+        if entered and (self.change.provisional or not {*self.change.counted} & {*self.missing}):
             self.votes.settle(self.change)
         if self.phase is not MembershipPhase.ENTERED or self.missing:
             return

@@ -135,6 +135,7 @@ class Entered(Wire):
 
     job: JobId
     generation: GenerationHash
+    told: Digest  # of the `Enter` that it goes by: its proposer has told all the same (G10)
 
 
 @message("generation.where")

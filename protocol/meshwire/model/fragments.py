@@ -23,9 +23,10 @@ def fragments_travel(tensors: Sequence[TensorSpec], sync: SyncSettings) -> Trave
         return None
     trained = [index for index, tensor in enumerate(tensors) if tensor.kind == "parameter" and tensor.in_vector]
     if parts > len(trained):
+        fit = [str(fewer) for fewer in range(1, len(trained) + 1) if sync.period % fewer == 0]
         raise ValueError(
             f"--sync {sync.text()}: this model has {len(trained)} tensors that are trained, and each part needs one: "
-            f"use stream={len(trained)} or less"
+            f"use stream={', '.join(fit)}"
         )
     runs = cut_evenly([tensors[index].count for index in trained], parts)
     stretches = []

@@ -77,9 +77,13 @@ class SyncSettings(Wire):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        """Parts that take turns; another peer may send what nobody can type."""
-        if self.fragments and (not self.period or self.period % self.fragments or self.central):
+        """Parts that take turns, and own weights that go on; another peer may send what nobody can type."""
+        if self.central and (not self.period or self.staleness):
+            raise ValueError("own weights go on between rounds that are waited for, of periods")
+        if self.fragments and (not self.period or self.period % self.fragments):
             raise ValueError(f"{self.fragments} parts cannot take turns within {self.period} steps")
+        if self.fragments and (self.central or self.after or self.sparse or self.signs):
+            raise ValueError("parts that take turns go with equal periods of local:H, diloco:H and muloco:H")
         if self.delay and (not self.fragments or self.delay > self.round_steps):
             raise ValueError(f"a round is taken in at most {self.round_steps} steps later, not {self.delay}")
         if self.fragments and (self.staleness, self.straggler) != (1 if self.delay else 0, "wait"):
@@ -266,9 +270,9 @@ def _mode(sync: str) -> _Mode:
     kind, _, number = first.partition(":")
     if kind == "ssp" and not options and (bound := _count(number, 0, limits.STALENESS_MAX)) is not None:
         return _Mode(staleness=bound)
-    period = 1 if first == "sma" else _count(number, 1, limits.PERIOD_MAX)
-    if kind in _KINDS and period is not None:
-        made = _with_options(_KINDS[kind]._replace(period=period), kind, options)
+    if kind in _KINDS and (number or first == "sma"):
+        period = _whole(sync, f"{kind}:H", number, 1, limits.PERIOD_MAX) if number else 1
+        made = _with_options(_KINDS[kind]._replace(period=period), kind, options, sync)
         if made is not None:
             _check_fragments(made, sync)
             return made
@@ -293,17 +297,20 @@ def _check_fragments(mode: _Mode, sync: str) -> None:
     if not mode.fragments and not mode.delay:
         return
     first = sync.split(",")[0]
-    if mode.delay and not mode.fragments:
-        raise ValueError(f"--sync {sync}: ,tau=T is of parts that take turns: use {first},stream=4,tau={mode.delay}")
+    option = ",stream=" if mode.fragments else ",tau="
     if mode.sparse:
         raise ValueError(
             f"--sync {sync}: sparseloco sends a small part of each value's change in each round, and no part of the "
-            "model by itself: omit ,stream=, or use diloco:H or local:H with it"
+            f"model by itself: omit {option}, or use diloco:H or local:H with it"
         )
     if mode.central:
         raise ValueError(
-            f"--sync {sync}: own weights of sma go on beside the base as a whole: omit ,stream=, or use local:H with it"
+            f"--sync {sync}: own weights of sma go on beside the base as a whole: omit {option}, or use local:H with it"
         )
+    if not mode.fragments:
+        fits = [parts for parts in (4, 3, 2, 1) if mode.period % parts == 0 and mode.period // parts >= mode.delay]
+        use = f"use {first},stream={fits[0]},tau={mode.delay}" if fits else f"use a tau of at most H, {mode.period}"
+        raise ValueError(f"--sync {sync}: ,tau=T is of parts that take turns: {use}, or omit it")
     if mode.staleness or mode.after:
         other = f",ssp:{mode.staleness}" if mode.staleness else f",after={mode.after}"
         raise ValueError(f"--sync {sync}: ,stream= does not go with {other}: omit one (,tau=T overlaps rounds, too)")
@@ -321,34 +328,45 @@ def _check_fragments(mode: _Mode, sync: str) -> None:
         )
 
 
-def _with_options(mode: _Mode, kind: str, options: list[str]) -> _Mode | None:
-    """None: one of them is none, or there twice."""
-    if len({re.split("[:=]", option)[0] for option in options}) < len(options):
-        return None
+def _with_options(mode: _Mode, kind: str, options: list[str], sync: str) -> _Mode | None:
+    """None: one of them is none. Raises ValueError for a number that cannot be, and what is there twice."""
+    names = [re.split("[:=]", option)[0] for option in options]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"--sync {sync}: {twice[0]} is there twice: omit one")
     for option in options:
         name, _, text = option.partition("=")
         if option.startswith("ssp:"):
-            bound = _count(option.removeprefix("ssp:"), 0, limits.STALENESS_MAX)
-            if bound is None:
-                return None
+            bound = _whole(sync, "ssp:S", option.removeprefix("ssp:"), 0, limits.STALENESS_MAX)
             mode = mode._replace(staleness=bound)
         elif kind == "local" and name == "after":
-            rounds = _count(text, 1, limits.PERIODS_AFTER_MAX)
-            if rounds is None:
-                return None
-            mode = mode._replace(after=rounds)
-        elif name in ("stream", "tau"):
-            number = _count(text, 1, limits.FRAGMENTS_MAX if name == "stream" else limits.PERIOD_MAX)
-            if number is None:
-                return None
-            mode = mode._replace(fragments=number) if name == "stream" else mode._replace(delay=number)
-        elif name in _NUMBERS.get(kind, ()) and (value := _number(text)) is not None:
-            if not (0 < value <= OUTER_RATE_MAX if name == "rate" else value <= OUTER_MOMENTUM_MAX):
-                return None
-            mode = mode._replace(outer_rate=value) if name == "rate" else mode._replace(outer_momentum=value)
+            mode = mode._replace(after=_whole(sync, "after=N", text, 1, limits.PERIODS_AFTER_MAX))
+        elif name == "stream":
+            mode = mode._replace(fragments=_whole(sync, "stream=P", text, 1, limits.FRAGMENTS_MAX))
+        elif name == "tau":
+            mode = mode._replace(delay=_whole(sync, "tau=T", text, 1, limits.PERIOD_MAX))
+        elif name in _NUMBERS.get(kind, ()):
+            value = _number(text)
+            if name == "rate":
+                if value is None or not 0 < value <= OUTER_RATE_MAX:
+                    told = f"rate=R takes a number above 0 and up to {_plain(OUTER_RATE_MAX)}, such as {DILOCO_RATE}"
+                    raise ValueError(f"--sync {sync}: {told} (6 decimals at most)")
+                mode = mode._replace(outer_rate=value)
+            else:
+                if value is None or value > OUTER_MOMENTUM_MAX:
+                    told = f"momentum=M takes a number from 0 to {OUTER_MOMENTUM_MAX}, such as {mode.outer_momentum}"
+                    raise ValueError(f"--sync {sync}: {told} (6 decimals at most)")
+                mode = mode._replace(outer_momentum=value)
         else:
             return None
     return mode
+
+
+def _whole(sync: str, name: str, text: str, least: int, most: int) -> int:
+    """Raises ValueError where it is no number in these bounds."""
+    count = _count(text, least, most)
+    if count is None:
+        raise ValueError(f"--sync {sync}: {name} takes a whole number from {least} to {most}")
+    return count
 
 
 def _count(text: str, least: int, most: int) -> int | None:

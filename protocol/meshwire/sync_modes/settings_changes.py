@@ -12,7 +12,7 @@ from pydantic import AliasChoices, Field
 from meshwire import limits
 from meshwire.codecs.spec import CodecSpec
 from meshwire.message_base import Wire
-from meshwire.sync_modes.codec_for_mode import suits
+from meshwire.sync_modes.codec_for_mode import codec_of, suits
 from meshwire.sync_modes.mode import SyncSettings
 
 CodecName = Annotated[str, Field(min_length=1, max_length=limits.CODEC_CHARS_MAX)]
@@ -165,9 +165,13 @@ def refusal_of_codec(sync: SyncSettings, before: CodecSpec, after: CodecSpec) ->
                 "a job that runs changes between codecs such as fp32, fp16, int8, int4, qsgd, onebit and topk; any "
                 "other one takes a new job (`meshtrain submit --resume JOB --codec ...`)"
             )
-    if not suits(sync, after):
-        return f"--codec {after} does not go with --sync {sync.text()}"
-    return None
+    if suits(sync, after):
+        return None
+    try:
+        codec_of(sync, str(after))
+    except ValueError as error:  # which names what does
+        return str(error)
+    return f"--codec {after} does not go with --sync {sync.text()}"
 
 
 def refusal_of_period(sync: SyncSettings, period: int) -> str | None:
@@ -180,7 +184,7 @@ def refusal_of_period(sync: SyncSettings, period: int) -> str | None:
         return (
             f"--period {period}: with --sync {sync.text()} each step is a round, and local weights take a new job "
             f"(`meshtrain submit --resume JOB --sync local:{period}`): a job that runs changes the period of local:H, "
-            "diloco:H, sparseloco:H and muloco:H"
+            "diloco:H, sparseloco:H, muloco:H and sma:H"
         )
     if sync.fragments and (period % sync.fragments or period // sync.fragments < max(1, sync.delay)):
         least = max(1, sync.delay) * sync.fragments

@@ -4,9 +4,12 @@ import asyncio
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from meshtraind.jobs.registry import JobRegistry
 from meshtraind.learner.environment import learner_threads
 from meshtraind.learner.process import LearnerProcess
 from meshtraind.learner.shared_memory import SharedMemory
@@ -57,3 +60,33 @@ async def test_a_learner_yields_as_far_as_was_set_and_further_at_once(tmp_path: 
         await learner.stop(now=True)
         memory.close()
     learner.yield_more(9)  # it has ended
+
+
+def test_a_job_counts_the_learners_of_all_its_daemons_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """M3: its own, and those of its linked members that compute on these cores; not those of other devices, which are
+    linked, or in the job and away."""
+    told: list[int] = []
+    devices = [f"{n:064x}" for n in range(5)]
+    beside, hub, elsewhere, stranger = (
+        SimpleNamespace(rtt_s=0.1, computes_here=here) for here in (True, False, False, True)
+    )
+    registry = JobRegistry.__new__(JobRegistry)
+    registry._node = cast(
+        Any,
+        SimpleNamespace(
+            device=devices[0], links=dict(zip(devices[1:], (beside, hub, elsewhere, stranger), strict=True))
+        ),
+    )
+    registry._sessions = {}
+    registry._tasks = cast(Any, SimpleNamespace(spawn=lambda coroutine, _name: coroutine.close()))
+    monkeypatch.setattr(registry, "_tell_members", lambda: None)
+    monkeypatch.setattr(
+        "meshtraind.session.session.JobSession", lambda *_, learners_here, **_named: told.append(learners_here)
+    )
+    job: Any = SimpleNamespace(
+        members=[SimpleNamespace(device=device) for device in (*devices[:4], "f" * 64)],
+        spec=SimpleNamespace(job="j"),
+        remember=lambda: None,
+    )
+    registry._open_session(job, None, {})
+    assert told == [2]

@@ -879,10 +879,13 @@ def test_whose_cores_are_the_own_ones(
 ) -> None:
     """M3: a container has an address of its own, and this machine's cores."""
     monkeypatch.setattr("meshtraind.peers.links.running_system", lambda: own)
-    hello: Any = SimpleNamespace(machine=theirs)
     connection: Any = SimpleNamespace(same_host=same_host)
     place = Address(host="10.0.0.2", port=1)
-    assert Link("b" * 64, hello, connection, place, "a" * 64, place).same_machine == shared
+    for hub in (False, True):
+        hello: Any = SimpleNamespace(machine=theirs, hub=hub)
+        link = Link("b" * 64, hello, connection, place, "a" * 64, place)
+        assert link.same_machine == shared
+        assert link.computes_here == (shared and not hub), "H1: a hub has no learner"
 
 
 def test_a_running_system_has_one_name() -> None:

@@ -279,6 +279,94 @@ def test_a_void_round_leaves_the_other_parts_of_who_is_not_its_cause() -> None:
     assert not torch.equal(own[1][0], base[0]), "of the other part"
 
 
+@pytest.mark.parametrize(
+    ("sync", "how"),
+    [
+        ("local:8,stream=4", "NaN"),
+        ("local:8,stream=4,tau=1", "NaN"),
+        ("local:2,stream=1", "NaN"),
+        ("local:8,stream=4", "lost"),
+        ("diloco:4,stream=2", "lost"),
+        ("local:2,stream=1", "lost"),
+    ],
+)
+def test_who_loses_its_local_steps_at_the_end_ends_with_the_others_all_the_same(sync: str, how: str) -> None:
+    """R9: it has nothing left to bring, and is in all rounds that the others need to bring their parts together: else
+    these would end without it, and its final model lack them."""
+    replicas, own = [net() for _ in range(2)], net()
+    steps = 8
+
+    def script(session: LearnerSession, rank: int) -> None:
+        model, optimizer = session.prepare(replicas[rank], sgd(replicas[rank]))
+        for number in range(steps):
+            x, y = batch(rank, number)
+            broken = how == "NaN" and (rank, number) == (1, steps - 1)
+            step(model, optimizer, (x, y * float("nan") if broken else y))
+        if rank == 0:
+            own.load_state_dict(model.state_dict())
+
+    with LocalDaemon(2, sync=sync, on_nan="skip") as daemon:
+        periods = steps // daemon.spec.sync.round_steps
+        if how == "lost":
+            daemon.lose(1, periods, retry=True)
+        daemon.run(script)
+        rounds, settings = daemon.rounds.rounds, daemon.spec.sync
+    assert_equal(replicas)
+    assert sorted(rounds) == list(range(1, periods + settings.fragments))
+    assert all(sorted(each.binds) == [0, 1] for each in rounds.values())
+    first = periods + 1 if how == "NaN" else periods  # of the rounds in which the second one has nothing to bring
+    weights = [rounds[number].binds[1].weight for number in range(first, len(rounds) + 1)]
+    assert all(weight < 1e-5 for weight in weights)
+    if settings.outer_rate == 1.0 and not settings.delay and how == "lost":
+        assert distance(replicas[0], own) <= 10 * TOLERANCE, "so what the first one brings counts in full"
+
+
+@pytest.mark.parametrize("tau", [0, 1])
+def test_who_ends_sooner_takes_the_rounds_of_the_others_still(tau: int) -> None:
+    """As who came in while the others brought their parts together, and is ahead of them since: its final model has
+    all that theirs have."""
+    replicas = [net(norm=True) for _ in range(2)]
+
+    def script(session: LearnerSession, rank: int) -> None:
+        model, optimizer = session.prepare(replicas[rank], sgd(replicas[rank]))
+        for number in range(8 - 2 * rank):
+            step(model, optimizer, batch(rank, number))
+
+    with LocalDaemon(2, sync="diloco:4,stream=4" + (f",tau={tau}" if tau else "")) as daemon:
+        daemon.run(script)
+        binds = [sorted(each.binds) for each in daemon.rounds.rounds.values()]
+    assert binds == [[0, 1]] * 9 + [[0]] * 2
+    assert_equal(replicas)
+
+
+@pytest.mark.parametrize("tau", [0, 1])
+def test_after_an_epoch_that_ends_with_a_void_round_all_go_on_in_step(tau: int) -> None:
+    """R9, X4: behind each epoch all are in equally many rounds, and stand on the base."""
+    dataset = TensorDataset(*batch(9, 1, 24))
+    replicas = [net() for _ in range(2)]
+    at_ends: list[list[nn.Module]] = [[], []]
+
+    def script(session: LearnerSession, rank: int) -> None:
+        loader = DataLoader(dataset, batch_size=4)
+        model, optimizer, loader = session.prepare_with_loader(replicas[rank], sgd(replicas[rank]), loader)
+        for epoch in range(3):
+            for number, (x, y) in enumerate(loader):
+                broken = (rank, epoch, number) == (1, 0, 2)
+                step(model, optimizer, (x, y * float("nan") if broken else y))
+            at_ends[rank].append(copy.deepcopy(model))
+
+    sync = "local:4,stream=4" + (f",tau={tau}" if tau else "")
+    with LocalDaemon(2, sync=sync, on_nan="skip") as daemon:
+        daemon.run(script)
+        binds = [sorted(each.binds) for each in daemon.rounds.rounds.values()]
+        void = [number for number, each in daemon.rounds.rounds.items() if each.done is not None and each.done.void]
+    assert void == [3]
+    assert binds == [[0, 1]] * (3 * (3 + 3))
+    for epoch in range(3):
+        assert_equal([at_ends[0][epoch], at_ends[1][epoch]])
+    assert_equal(replicas)
+
+
 def test_a_lost_period_is_given_up_with_all_that_is_apart() -> None:
     """R5: its samples are dealt again, so nothing of it may stay in the weights."""
     replicas = [net() for _ in range(2)]
@@ -366,7 +454,7 @@ def test_what_does_not_go_with_parts_is_named() -> None:
 
     for sync, masks, told in (
         ("local:4,stream=2", MaskSettings(sparsity=0.5), "omit ,stream="),
-        ("local:8,stream=8", None, "use stream=4 or less"),
+        ("local:8,stream=8", None, "use stream=1, 2, 4"),
     ):
         with LocalDaemon(1, sync=sync, masks=masks) as daemon, pytest.raises(NotSupported, match=told):
             daemon.run(script)

@@ -25,7 +25,7 @@ from meshwire.membership.inputs import (
 )
 from meshwire.membership.machine import Membership
 from meshwire.membership.quorum import electorate_of
-from meshwire.messages.generation import AskIn, Enter, Entered, Holding, Promised, Propose, Refused, Where, Wish
+from meshwire.messages.generation import AskIn, Enter, Holding, Promised, Propose, Refused, Where, Wish
 from meshwire.messages.job import Generation
 from meshwire.timeouts import BASE_S
 from tests.wire.membership.test_membership import (
@@ -39,6 +39,7 @@ from tests.wire.membership.test_membership import (
     TWO,
     alone,
     enter_of,
+    entered,
     followed,
     following,
     kinds,
@@ -47,6 +48,7 @@ from tests.wire.membership.test_membership import (
     provisional,
     sent,
     without_learner,
+    word,
 )
 
 NEWER = following(2, 0, ranks=(0, 1), learning=(0,))  # peer1 loads, peer2 slept
@@ -261,7 +263,7 @@ def test_a_checkpoint_is_no_base_until_it_is_loaded() -> None:
     enter = enter_of(back, cut=2, chain=chain, complete=complete, reload=(0, 1), way="back", counted=0, learning=())
     two.handle(MessageFrom(ONE, enter), 0.6)
     two.handle(CaughtUpToCut(), 0.6)
-    two.handle(MessageFrom(ONE, Entered(job=JOB, generation=back.hash64())), 0.7)
+    two.handle(MessageFrom(ONE, entered(enter)), 0.7)
     assert two.phase is MembershipPhase.RUNNING
     assert told(two.handle(LinkUp(THREE, MEMBERS[2].incarnation), 1.0), THREE) == [False]
     effects = two.handle(MessageFrom(THREE, where(FIRST, based=True)), 1.1) + two.handle(TimerDue(), 60.0)
@@ -314,7 +316,7 @@ def proposes_alone(gone: bool, held: Holding | None = None) -> tuple[Membership,
     proposed = next(effect.generation for effect in effects if isinstance(effect, Fence))
     one.handle(HELD.model_copy(update={"holding": held}), 1.5)
     effects = one.handle(MessageFrom(TWO, promise_of(proposed, 1, holding=held)), 1.5)
-    return one, proposed, effects + one.handle(MessageFrom(TWO, Entered(job=JOB, generation=proposed.hash64())), 1.5)
+    return one, proposed, effects + one.handle(MessageFrom(TWO, entered(word(effects))), 1.5)
 
 
 def promised_again(

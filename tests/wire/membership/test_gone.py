@@ -5,7 +5,7 @@ from meshwire.membership.effects import Effect, EnterGeneration, Fence, Membersh
 from meshwire.membership.inputs import LinkDown, LinkUp, MessageFrom, PeerGone, TimerDue
 from meshwire.membership.machine import Membership
 from meshwire.membership.proposal_checks import list_wrong
-from meshwire.messages.generation import Entered, Promised, Propose, Refused, Standing, Where
+from meshwire.messages.generation import Promised, Propose, Refused, Standing, Where
 from meshwire.messages.job import Generation, Member
 from tests.wire.membership.test_membership import (
     HELD,
@@ -15,6 +15,7 @@ from tests.wire.membership.test_membership import (
     THREE,
     TIMEOUTS,
     enter_of,
+    entered,
     following,
     kinds,
     sent,
@@ -75,7 +76,7 @@ def test_who_is_told_of_a_newer_root_after_its_promise_says_so_with_its_next_one
     told(one)
     enter = enter_of(of_ours(4), source=1)
     assert EnterGeneration in kinds(one.handle(MessageFrom(ONE, enter), 1.1))
-    one.handle(MessageFrom(ONE, Entered(job=JOB, generation=of_ours(4).hash64())), 1.1)
+    one.handle(MessageFrom(ONE, entered(enter)), 1.1)
     assert one.phase is MembershipPhase.RUNNING
     assert [refused.number for _, refused in sent(proposes(one, 5), Refused)] == [NEWER.number]
     assert roots_voted(proposes(one, 10)) == {4, NEWER.number}

@@ -134,6 +134,18 @@ def enter_of(generation: Generation, **changes: Any) -> Enter:
     return enter.model_copy(update=changes)
 
 
+def entered(told: Enter) -> Entered:
+    """What a member says that goes by this word."""
+    return Entered(job=JOB, generation=told.generation, told=told.digest())
+
+
+def word(effects: list[Effect]) -> Enter:
+    """To enter, that is told to all."""
+    enter = sent(effects, Enter)[-1][1]
+    assert isinstance(enter, Enter)
+    return enter
+
+
 def test_a_lost_member_is_proposed_away_by_the_lowest_live_rank() -> None:
     """G2, G7: after the grace, at once; the proposer fences last, so that a shell may answer within the effect."""
     one = machine(0)
@@ -149,7 +161,7 @@ def test_a_lost_member_is_proposed_away_by_the_lowest_live_rank() -> None:
     effects = one.handle(MessageFrom(TWO, promise_of(proposed.generation, 1)), 1.4)
     assert kinds(effects) == [*kinds(effects)[:1], Enter, EnterGeneration, Entered]
     assert phase(one) is MembershipPhase.ENTERED
-    effects = one.handle(MessageFrom(TWO, Entered(job=JOB, generation=proposed.generation.hash64())), 1.5)
+    effects = one.handle(MessageFrom(TWO, entered(word(effects))), 1.5)
     assert Resume(proposed.generation) in effects
     assert one.waiting() == ""
     assert one.deadline() is None
@@ -201,8 +213,8 @@ def test_a_restarted_member_comes_back_under_its_rank_and_loads() -> None:
     proposed = sent(effects, Propose)[-1][1].generation
     if proposed.ranks == (0, 1):  # it was proposed away before it could ask
         one.handle(HELD, 1.2)
-        one.handle(MessageFrom(TWO, promise_of(proposed, 1)), 1.2)
-        effects = one.handle(MessageFrom(TWO, Entered(job=JOB, generation=proposed.hash64())), 1.3)
+        told = word(one.handle(MessageFrom(TWO, promise_of(proposed, 1)), 1.2))
+        effects = one.handle(MessageFrom(TWO, entered(told)), 1.3)
         effects += one.handle(MessageFrom(THREE, AskIn(job=JOB, member=back, linked=(ONE, TWO))), 1.4)
         proposed = sent(effects, Propose)[-1][1].generation
     assert (proposed.members[2], proposed.ranks, proposed.learning) == (back, (0, 1, 2), (0, 1))
@@ -259,8 +271,9 @@ def test_who_says_that_it_reaches_all_and_does_not_is_listed_once() -> None:
     one.handle(HELD, 1.2)
     for device, rank in ((TWO, 1), (THREE, 2)):
         effects = one.handle(MessageFrom(device, promise_of(again.generation, rank)), 1.3)
+    told = word(effects)
     for device in (TWO, THREE):
-        effects += one.handle(MessageFrom(device, Entered(job=JOB, generation=again.generation.hash64())), 1.4)
+        effects += one.handle(MessageFrom(device, entered(told)), 1.4)
     assert Resume(again.generation) in effects
     assert not sent(effects + one.handle(TimerDue(), 100.0), Propose)
 
@@ -319,12 +332,13 @@ def test_receiving_is_on_before_entered_is_told_and_rounds_go_on_when_all_have()
     two, proposed = machine(1), following(2, 0)
     two.handle(MessageFrom(ONE, Propose(generation=proposed)), 1.0)
     two.handle(HELD, 1.0)
-    two.handle(MessageFrom(THREE, Entered(job=JOB, generation=proposed.hash64())), 1.1)
-    effects = two.handle(MessageFrom(ONE, enter_of(proposed)), 1.1)
+    told = enter_of(proposed)
+    two.handle(MessageFrom(THREE, entered(told)), 1.1)
+    effects = two.handle(MessageFrom(ONE, told), 1.1)
     order = kinds(effects)
     assert order.index(EnterGeneration) < order.index(Entered)
     assert Resume not in order
-    assert Resume(proposed) in two.handle(MessageFrom(ONE, Entered(job=JOB, generation=proposed.hash64())), 1.2)
+    assert Resume(proposed) in two.handle(MessageFrom(ONE, entered(told)), 1.2)
 
 
 @pytest.mark.parametrize("reload", [False, True])
@@ -484,7 +498,7 @@ def test_what_went_on_apart_is_settled_by_the_next_generation() -> None:
     effects = one.handle(MessageFrom(TWO, enter_of(together)), 1.1)
     assert EnterGeneration in kinds(effects)
     for member in MEMBERS[1:]:
-        one.handle(MessageFrom(member.device, Entered(job=JOB, generation=together.hash64())), 1.2)
+        one.handle(MessageFrom(member.device, entered(enter_of(together))), 1.2)
     assert phase(one) is MembershipPhase.RUNNING
     assert (one.waiting(), one.deadline()) == ("", None)
 
@@ -576,7 +590,7 @@ def test_who_was_lost_before_it_entered_may_have_promised_another_generation(hea
     made.handle(HELD, 1.0)
     assert EnterGeneration in kinds(made.handle(MessageFrom(ONE, enter_of(newer)), 1.1))
     if heard:
-        made.handle(MessageFrom(ONE, Entered(job=JOB, generation=newer.hash64())), 1.2)
+        made.handle(MessageFrom(ONE, entered(enter_of(newer))), 1.2)
     made.handle(LinkDown(ONE, "closed"), 1.3)
     effects = made.handle(PeerGone(ONE, MEMBERS[0].incarnation), 1.4) + made.handle(TimerDue(), 3.0)
     if not heard:
@@ -646,10 +660,10 @@ def test_two_proposers_that_do_not_hear_each_other_outbid_each_other_a_few_times
     assert 2 * until_closed < limits.ATTEMPTS_MAX
     one.handle(HELD, at_s)
     for rank in (1, 2):
-        one.handle(MessageFrom(MEMBERS[rank].device, promise_of(proposed.generation, rank)), at_s)
+        effects = one.handle(MessageFrom(MEMBERS[rank].device, promise_of(proposed.generation, rank)), at_s)
+    told = word(effects)
     for rank in (1, 2):
-        entered = Entered(job=JOB, generation=proposed.generation.hash64())
-        one.handle(MessageFrom(MEMBERS[rank].device, entered), at_s)
+        one.handle(MessageFrom(MEMBERS[rank].device, entered(told)), at_s)
     assert phase(one) is MembershipPhase.RUNNING
     ((_, proposed), *_) = sent(one.handle(MessageFrom(TWO, Wish(job=JOB, kind="rest")), at_s), Propose)
     assert outbid(at_s) - at_s == pytest.approx(TIMEOUTS.turn_s)
@@ -700,8 +714,8 @@ def test_a_wish_is_repeated_until_it_is_fulfilled() -> None:
     two.handle(MessageFrom(ONE, Propose(generation=proposed)), 1.1)
     two.handle(HELD, 1.1)
     two.handle(MessageFrom(ONE, enter_of(proposed)), 1.2)
-    two.handle(MessageFrom(ONE, Entered(job=JOB, generation=proposed.hash64())), 1.3)
-    assert sent(two.handle(MessageFrom(THREE, Entered(job=JOB, generation=proposed.hash64())), 1.3), Wish)
+    two.handle(MessageFrom(ONE, entered(enter_of(proposed))), 1.3)
+    assert sent(two.handle(MessageFrom(THREE, entered(enter_of(proposed))), 1.3), Wish)
 
 
 @pytest.mark.parametrize("way", ["on", "lost", "failed"])
@@ -865,7 +879,7 @@ def test_who_commits_the_proposal_of_another_is_refused() -> None:
 def test_messages_of_nobody_and_of_the_past_change_nothing() -> None:
     two = machine(1)
     assert not two.handle(MessageFrom(STRANGER.device, Propose(generation=following(2, 0))), 1.0)
-    assert not two.handle(MessageFrom(ONE, Entered(job=JOB, generation=77)), 1.0)
+    assert not two.handle(MessageFrom(ONE, Entered(job=JOB, generation=77, told=bytes(32))), 1.0)
     assert not two.handle(MessageFrom(ONE, promise_of(following(2, 1), 0)), 1.0)
     assert not two.handle(CaughtUpToCut(), 1.0) + two.handle(HELD, 1.0) + two.handle(TimerDue(), 1.0)
     assert not two.handle(MessageFrom(ONE, Propose(generation=FIRST)), 1.0), "replayed"
@@ -906,7 +920,7 @@ def test_no_more_devices_join_than_the_job_takes() -> None:
         made.handle(MessageFrom(newcomer.device, AskIn(job=JOB, member=newcomer, linked=linked)), 1.0)
     made.handle(HELD, 1.0)
     effects = made.handle(MessageFrom(TWO, promise_of(away.generation, 1)), 1.0)
-    effects += made.handle(MessageFrom(TWO, Entered(job=JOB, generation=away.generation.hash64())), 1.1)
+    effects += made.handle(MessageFrom(TWO, entered(word(effects))), 1.1)
     proposed = {device: propose.generation for device, propose in sent(effects, Propose)}
     assert newcomers[1].device not in proposed
     full = proposed[newcomers[0].device]
@@ -959,8 +973,9 @@ def test_a_learner_of_a_history_that_is_not_kept_is_not_ready() -> None:
     made.handle(HELD.model_copy(update={"generation": None, "complete": 0, "chains": ()}), 2.0)
     made.handle(MessageFrom(ONE, enter_of(returned, reload=(1,))), 2.1)
     made.handle(CaughtUpToCut(), 2.2)
-    made.handle(MessageFrom(ONE, Entered(job=JOB, generation=returned.hash64())), 2.3)
-    effects = made.handle(MessageFrom(THREE, Entered(job=JOB, generation=returned.hash64())), 2.3)
+    told = enter_of(returned, reload=(1,))
+    made.handle(MessageFrom(ONE, entered(told)), 2.3)
+    effects = made.handle(MessageFrom(THREE, entered(told)), 2.3)
     assert Resume in kinds(effects)
     assert not sent(effects, Wish)
     assert sent(made.handle(RequestMade("learn"), 3.0), Wish), "now it has"
@@ -974,8 +989,9 @@ def followed(made: Membership, generation: Generation, at_s: float, **entering: 
     made.handle(MessageFrom(ONE, enter_of(generation, **entering)), at_s)
     if lost:
         made.handle(CaughtUpToCut(), at_s)
-    made.handle(MessageFrom(ONE, Entered(job=JOB, generation=generation.hash64())), at_s)
-    return made.handle(MessageFrom(THREE, Entered(job=JOB, generation=generation.hash64())), at_s)
+    told = enter_of(generation, **entering)
+    made.handle(MessageFrom(ONE, entered(told)), at_s)
+    return made.handle(MessageFrom(THREE, entered(told)), at_s)
 
 
 def wishes(effects: list[Effect]) -> set[str]:

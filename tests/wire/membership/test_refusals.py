@@ -5,13 +5,15 @@ from typing import Any
 import pytest
 
 from meshwire import limits
-from meshwire.membership.effects import Effect, Send, Shunned
-from meshwire.membership.inputs import LinkDown, LinkUp, MessageFrom, PeerGone, TimerDue, ViolationSeen
+from meshwire.membership.effects import Effect, MembershipPhase, Send, Shunned
+from meshwire.membership.inputs import LinkDown, LinkUp, MessageFrom, PeerGone, RequestMade, TimerDue, ViolationSeen
 from meshwire.membership.machine import Membership
+from meshwire.membership.proposals import lies_about_settings, told_other_settings
 from meshwire.membership.quorum import electorate_of
-from meshwire.messages.generation import Accuse, AskIn, Entered, Promised, Propose, Refused, Where, Wish
+from meshwire.messages.generation import Accuse, AskIn, Enter, Entered, Promised, Propose, Refused, Where, Wish
 from meshwire.messages.job import Generation
 from meshwire.rounds.stall import StallWatch
+from meshwire.sync_modes.settings_changes import SettingsChange, SettingsChanges
 from tests.computing import computing
 from tests.wire.membership.test_membership import (
     FIRST,
@@ -22,10 +24,13 @@ from tests.wire.membership.test_membership import (
     THREE,
     TIMEOUTS,
     TWO,
+    enter_of,
+    entered,
     following,
     machine,
     promise_of,
     sent,
+    word,
 )
 
 TURN_S = TIMEOUTS.turn_s
@@ -124,9 +129,9 @@ def left_out(violations: int) -> Membership:
             newest = {"number": without.number, "generation": without.hash64(), "history": decided, "votes": (decided,)}
             one.handle(MessageFrom(TWO, promise(back, 1, **newest)), now_s + 90.0)
             nothing = {"generation": None, "number": 0, "complete": 0, "chains": (), "history": None}
-            one.handle(MessageFrom(THREE, promise(back, 2, **nothing)), now_s + 90.0)
-            one.handle(MessageFrom(TWO, Entered(job=JOB, generation=back.hash64())), now_s + 90.0)
-            one.handle(MessageFrom(THREE, Entered(job=JOB, generation=back.hash64())), now_s + 90.0)
+            told = word(one.handle(MessageFrom(THREE, promise(back, 2, **nothing)), now_s + 90.0))
+            one.handle(MessageFrom(TWO, entered(told)), now_s + 90.0)
+            one.handle(MessageFrom(THREE, entered(told)), now_s + 90.0)
     return one
 
 
@@ -137,8 +142,8 @@ def promise(of: Generation, rank: int, **standing: Any) -> Promised:
 
 def enter(one: Membership, generation: Generation, now_s: float) -> None:
     one.handle(HELD, now_s)
-    one.handle(MessageFrom(TWO, promise_of(generation, 1)), now_s)
-    one.handle(MessageFrom(TWO, Entered(job=JOB, generation=generation.hash64())), now_s)
+    told = word(one.handle(MessageFrom(TWO, promise_of(generation, 1)), now_s))
+    one.handle(MessageFrom(TWO, entered(told)), now_s)
 
 
 def ask() -> AskIn:
@@ -320,3 +325,117 @@ def test_a_machine_that_slept_names_nobody() -> None:
     assert watched.look(20) is None
     watched.now_s += 1000.0
     assert watched.look(20) is None
+
+
+def split(rank: int, *, at_s: float = 1.0) -> tuple[Membership, Generation]:
+    """A member that goes by its proposer's word, that of the first member, to enter a generation of all."""
+    made = machine(rank)
+    generation = following(2, 0)
+    made.handle(MessageFrom(ONE, Propose(generation=generation)), at_s)
+    made.handle(HELD, at_s)
+    made.handle(MessageFrom(ONE, enter_of(generation)), at_s)
+    return made, generation
+
+
+def test_who_says_that_it_goes_by_another_word_is_refused_by_who_has_told_it() -> None:
+    """G10: the proposer knows; rounds do not go on with it."""
+    one = machine(0)
+    one.handle(RequestMade("rest"), 1.0)
+    effects = one.handle(HELD, 1.0)
+    for device, rank in ((TWO, 1), (THREE, 2)):
+        assert one.promised is not None
+        effects = one.handle(MessageFrom(device, promise_of(one.promised, rank)), 1.0)
+    told = word(effects)
+    one.handle(MessageFrom(TWO, entered(told)), 1.1)
+    effects = one.handle(MessageFrom(THREE, entered(told.model_copy(update={"cut": 3}))), 1.1)
+    assert shunned(effects) == [THREE]
+    assert proposed(effects).ranks == (0, 1)
+
+
+def test_a_proposer_that_goes_by_another_word_than_it_has_told_is_refused_at_once() -> None:
+    two, generation = split(1)
+    assert not shunned(two.handle(MessageFrom(THREE, entered(enter_of(generation))), 1.1))
+    assert shunned(two.handle(MessageFrom(ONE, entered(enter_of(generation, cut=3))), 1.2)) == [ONE]
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_of_a_third_one_that_was_told_otherwise_the_proposers_word_is_waited_for(early: bool) -> None:
+    """G10: it may lie itself, and then its proposer says so. One that says nothing has told two members different
+    words, and both of them refuse it."""
+    two, generation = split(1)
+    other = entered(enter_of(generation, cut=3))
+    two.handle(MessageFrom(ONE, entered(enter_of(generation))), 1.1)
+    assert not shunned(two.handle(MessageFrom(THREE, other), 1.2))
+    assert two.phase is MembershipPhase.ENTERED
+    assert "peer2 to enter generation 2" in two.waiting()
+    at_s = 1.2 + TIMEOUTS.answer_s
+    assert two.deadline() == pytest.approx(at_s)
+    assert not shunned(two.handle(TimerDue(), at_s - 0.1))
+    if early:
+        effects = two.handle(MessageFrom(ONE, accuse(THREE)), at_s - 0.1)
+        assert shunned(effects) == [THREE]
+        assert not shunned(two.handle(TimerDue(), at_s)), "its proposer has explained it"
+    else:
+        effects = two.handle(TimerDue(), at_s)
+        assert shunned(effects) == [ONE]
+        assert proposed(effects).ranks == (1, 2)
+
+
+def test_a_word_that_is_heard_before_the_own_one_is_compared_as_well() -> None:
+    """And a second one of the same member takes nothing back."""
+    two, generation = machine(1), following(2, 0)
+    two.handle(MessageFrom(ONE, Propose(generation=generation)), 1.0)
+    two.handle(HELD, 1.0)
+    told = enter_of(generation)
+    two.handle(MessageFrom(THREE, entered(told.model_copy(update={"cut": 3}))), 1.0)
+    two.handle(MessageFrom(ONE, told), 1.0)
+    two.handle(MessageFrom(ONE, entered(told)), 1.1)
+    two.handle(MessageFrom(THREE, entered(told)), 1.2)
+    assert two.phase is MembershipPhase.ENTERED
+    assert shunned(two.handle(TimerDue(), 1.0 + TIMEOUTS.answer_s)) == [ONE]
+
+
+INT8 = SettingsChange(first=6, codec="int8")
+
+
+@pytest.mark.parametrize(
+    ("own", "second", "third", "liar"),
+    [
+        ((), (), (INT8,), THREE),
+        ((), (INT8,), (), TWO),
+        ((INT8,), (INT8,), (), THREE),
+        ((INT8,), (INT8,), (INT8.model_copy(update={"codec": "int4"}),), THREE),
+        ((), (INT8.model_copy(update={"first": 40}),), (), None),
+    ],
+)
+def test_a_promise_with_settings_that_its_history_has_not_is_refused_before_anybody_is_told_to_enter(
+    own: SettingsChanges, second: SettingsChanges, third: SettingsChanges, liar: str | None
+) -> None:
+    """C3: else an honest member would refuse the proposer, by whose word it would go over within what it may have
+    bound. What nobody can have bound yet does no harm."""
+    one = machine(0)
+    one.handle(RequestMade("rest"), 1.0)
+    assert one.promised is not None
+    one.handle(HELD.model_copy(update={"changes": own, "ahead": 3, "complete": 4}), 1.0)
+    effects = []
+    for device, rank, changes in ((TWO, 1, second), (THREE, 2, third)):
+        # the second is ahead, so the history that is kept is its own
+        complete = {"complete": 5, "chains": (b"d" * 16, b"e" * 16)} if rank == 1 else {}
+        said = promise_of(one.promised, rank, changes=changes, ahead=3, **complete)
+        effects = one.handle(MessageFrom(device, said), 1.0)
+    assert shunned(effects) == ([] if liar is None else [liar])
+    assert bool(sent(effects, Enter)) == (liar is None)
+    if liar is not None:
+        assert sorted(proposed(effects).ranks) == [rank for rank in range(3) if MEMBERS[rank].device != liar]
+
+
+def test_a_proposer_that_was_not_in_that_generation_leaves_it_to_who_was() -> None:
+    """Of two that tell of different settings it cannot know which one lies."""
+    source, other = promise_of(FIRST, 1, changes=(INT8,), ahead=3).standing, promise_of(FIRST, 2, ahead=3).standing
+    standings = {0: HELD.model_copy(update={"generation": 77}), 1: source, 2: other}
+    enter = enter_of(following(2, 0), source=1, changes=(INT8,))
+    assert told_other_settings(enter, standings) == 2
+    assert lies_about_settings(2, 1, standings, 0) is None
+    assert lies_about_settings(2, 1, {**standings, 0: other}, 0) == 1
+    assert lies_about_settings(2, 1, {**standings, 0: source}, 0) == 2
+    assert told_other_settings(enter.model_copy(update={"reload": (2,)}), standings) is None

@@ -12,8 +12,8 @@ from meshwire.model.masks import masks_of, travel_of
 from meshwire.model.plan import plan_buckets
 from meshwire.model.plans_by_round import RoundPlans
 from meshwire.model.schedule import Stretch, Travel, refusal
-from meshwire.rounds.learner_state import RoundSettings
 from meshwire.sync_modes.mode import sync_settings
+from tests.wire.model.test_travel import settings_of
 
 COUNTS = (1200, 7, 9000, 33, 30)
 
@@ -42,19 +42,7 @@ def test_every_part_has_its_turn_with_all_of_its_values_and_float_buffers_all(pa
             carried += names
             whole = {span.name: span for span in plans.whole.spans}
             assert all(span == whole[span.name] for span in plan.spans if span.name in (*names, "mean"))
-            settings = RoundSettings(
-                ranks=(0,),
-                rank=0,
-                buckets=len(plans.whole.buckets),
-                used_bytes=1,
-                integers=0,
-                staleness=0,
-                straggler="wait",
-                rtt_s=0.0,
-                fewer=plans.bucket_counts(),
-                fewer_every=parts,
-            )
-            assert settings.buckets_of(number) == len(plan.buckets)
+            assert settings_of(plans, parts).buckets_of(number) == len(plan.buckets)
             assert not plans.ends_with(number), "M1: its memory is needed again"
         assert sorted(carried) == [f"w{at}" for at in range(len(COUNTS))]
     assert len(plans.all) == parts, "there is no round in which all values travel"
@@ -77,7 +65,8 @@ def test_the_largest_part_is_as_small_as_it_can_be(sizes: list[int], data: st.Da
 
 
 def test_more_parts_than_tensors_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"5 tensors that are trained.*use stream=5 or less"):
+    """With those that can be: they are as many as divide the period, too."""
+    with pytest.raises(ValueError, match=r"5 tensors that are trained.*use stream=1, 2, 3$"):
         fragments_travel(manifest().tensors, sync_settings("local:6,stream=6"))
 
 

@@ -32,6 +32,22 @@ def manifest(*stretches: Stretch) -> ModelManifest:
 WHOLE = tuple(tensor.count for tensor in manifest().tensors)
 
 
+def settings_of(plans: RoundPlans, fewer_every: int = 0) -> RoundSettings:
+    """Of a member alone, whose rounds have these plans; they come again after so many (0: never)."""
+    return RoundSettings(
+        ranks=(0,),
+        rank=0,
+        buckets=len(plans.whole.buckets),
+        used_bytes=1,
+        integers=0,
+        staleness=0,
+        straggler="wait",
+        rtt_s=0.0,
+        fewer=plans.bucket_counts(),
+        fewer_every=fewer_every,
+    )
+
+
 @st.composite
 def travels(draw: st.DrawFn, *, whole_tensors: bool = False) -> tuple[Stretch, ...]:
     firsts = sorted(draw(st.sets(st.integers(2, 30), max_size=4)) | {1})
@@ -72,18 +88,7 @@ def test_a_rounds_vector_holds_what_travels_and_nothing_else(stretches: tuple[St
     assert values == sum(map(aligned, counts))
     assert EncodedLayout(of_round, parse_codec("fp32")).total_bytes == 4 * values
     assert values - sum(counts) < ALIGNMENT_VALUES * len(counts)
-    settings_ = RoundSettings(
-        ranks=(0,),
-        rank=0,
-        buckets=len(plan.buckets),
-        used_bytes=1,
-        integers=0,
-        staleness=0,
-        straggler="wait",
-        rtt_s=0.0,
-        fewer=plans.bucket_counts(),
-    )
-    assert settings_.buckets_of(number) == len(of_round.buckets)
+    assert settings_of(plans).buckets_of(number) == len(of_round.buckets)
 
 
 @settings(max_examples=40)

@@ -1,5 +1,6 @@
 """How the members keep in step: what a person typed, made into settings or refused (R7, R8, O2, X4a)."""
 
+import re
 from typing import Any
 
 import pytest
@@ -144,6 +145,11 @@ def test_parts_of_a_model_take_turns(sync: str, steps: int) -> None:
         {"staleness": 2},
         {"straggler": "carry"},
         {"delay": 0},
+        {"after": 2},
+        {"sparse": True},
+        {"central": True},
+        {"fragments": 0, "delay": 0, "central": True},
+        {"fragments": 0, "delay": 0, "staleness": 0, "period": 0, "central": True},
     ],
 )
 def test_parts_from_another_peer_are_checked(changes: dict[str, Any]) -> None:
@@ -180,59 +186,71 @@ def test_rounds_without_a_bound_are_refused_with_the_reason() -> None:
         *(
             "local",
             "local:",
-            "local:0",
-            "local:-1",
-            "local:2.5",
-            f"local:{limits.PERIOD_MAX + 1}",
-            "local:" + "9" * 999,
         ),
         *(
             "sparseloco",
-            "sparseloco:0",
             "sparseloco:30,rate=1",
             "muloco",
-            "muloco:0",
             "muloco:30,momentum=0",
             "local:2,",
-            "local:2,after=0",
-            "local:2,after=",
-            "local:2,after=1,after=2",
-            "local:2,after=100000",
             "diloco:2,after=5",
             "local:2,rate=1",
             "local:2,ssp",
-            "local:2,ssp:65",
-            "local:2,ssp:1,ssp:1",
             "ssp:2,local:2",
-            "diloco:8,rate",
-            "diloco:8,rate=",
-            "diloco:8,rate=0",
-            "diloco:8,rate=11",
-            "diloco:8,rate=-1",
-            "diloco:8,rate=1e3",
-            "diloco:8,rate=٣",
-            "diloco:8,rate=0.7,rate=0.7",
-            "diloco:8,momentum=1",
             "diloco:8,nesterov",
             "sma:",
-            "sma:0",
-            "sma:learners",
             "sma:8,rate=0.7",
             "sma:8,after=2",
-            "sma:8,momentum=1",
             "ssp:2,rate=1",
             "ssp:2,stream=2",
-            "local:2,stream=0",
-            "local:2,stream=65",
-            "local:2,stream",
-            "local:2,stream=2,stream=2",
-            "local:2,stream=2,tau=0",
+            "bsp,stream=2",
+            "demo,stream=2",
+            "local,stream=2",
         ),
     ],
 )
 def test_other_modes_are_refused_with_what_is_possible(sync: str) -> None:
     with pytest.raises(ValueError, match="use bsp; demo; ssp:S with a bound S from 0 to 64, such as ssp:2; or local:H"):
         sync_settings(sync)
+
+
+@pytest.mark.parametrize(
+    ("syncs", "said"),
+    [
+        (
+            ("local:0", "local:-1", "local:2.5", f"local:{limits.PERIOD_MAX + 1}", "local:" + "9" * 999),
+            "local:H takes a whole number from 1 to 500",
+        ),
+        (("sparseloco:0",), "sparseloco:H takes a whole number from 1 to 500"),
+        (("muloco:0,stream=2",), "muloco:H takes a whole number from 1 to 500"),
+        (("sma:0", "sma:learners", "sma:0,momentum=0"), "sma:H takes a whole number from 1 to 500"),
+        (
+            ("local:2,after=0", "local:2,after=", "local:2,after=100000"),
+            "after=N takes a whole number from 1 to 99999",
+        ),
+        (("local:2,ssp:65", "local:2,ssp:", "local:2,ssp:-1"), "ssp:S takes a whole number from 0 to 64"),
+        (
+            ("local:2,stream=0", "local:2,stream=65", "local:2,stream", "local:2,stream=-1", "local:2,stream=1.5"),
+            "stream=P takes a whole number from 1 to 64",
+        ),
+        (("local:2,stream=2,tau=0", "local:2,stream=2,tau"), "tau=T takes a whole number from 1 to 500"),
+        (
+            ("diloco:8,rate", "diloco:8,rate=", "diloco:8,rate=0", "diloco:8,rate=11", "diloco:8,rate=-1",
+             "diloco:8,rate=1e3", "diloco:8,rate=٣"),
+            "rate=R takes a number above 0 and up to 10, such as 0.7",
+        ),
+        (("diloco:8,momentum=1", "diloco:8,momentum="), "momentum=M takes a number from 0 to 0.999, such as 0.9"),
+        (("sma,momentum=1.5", "sma:8,momentum=1"), "momentum=M takes a number from 0 to 0.999, such as 0.5"),
+        (("local:2,after=1,after=2",), "after is there twice"),
+        (("local:2,ssp:1,ssp:1",), "ssp is there twice"),
+        (("diloco:8,rate=0.7,rate=0.7",), "rate is there twice"),
+        (("local:2,stream=2,stream=2",), "stream is there twice"),
+    ],
+)  # fmt: skip
+def test_a_number_that_cannot_be_is_named_with_those_that_can(syncs: tuple[str, ...], said: str) -> None:
+    for sync in syncs:
+        with pytest.raises(ValueError, match=f"^--sync {re.escape(sync)}: {re.escape(said)}"):
+            sync_settings(sync)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +282,12 @@ def test_other_modes_are_refused_with_what_is_possible(sync: str) -> None:
         ),
         ({"sync": "diloco:8,stream=4,tau=3"}, "begins after 2 steps.* use tau from 1 to 2"),
         ({"sync": "local:8,tau=2"}, "tau=T is of parts that take turns: use local:8,stream=4,tau=2"),
+        ({"sync": "diloco:6,tau=2"}, "use diloco:6,stream=3,tau=2, or omit it"),
+        ({"sync": "diloco:4,tau=3"}, "use diloco:4,stream=1,tau=3, or omit it"),
+        ({"sync": "diloco:4,tau=5"}, "use a tau of at most H, 4, or omit it"),
         ({"sync": "sparseloco:8,stream=2"}, "omit ,stream=, or use diloco:H or local:H with it"),
+        ({"sync": "sparseloco:8,tau=2"}, "omit ,tau=, or use diloco:H or local:H with it"),
+        ({"sync": "sma,stream=2"}, "omit ,stream=, or use local:H with it"),
         ({"sync": "local:8,after=3,stream=2"}, ",stream= does not go with ,after=3"),
         ({"sync": "local:8,stream=2,ssp:1"}, ",stream= does not go with ,ssp:1"),
         ({"sync": "local:8,stream=2,tau=1", "own": "1"}, "--own 1 with --sync .* is settled there"),
