@@ -12,6 +12,7 @@ FOLDER = Path(__file__).parents[1] / "bench/results"
 PICTURES: Mapping[str, Sequence[str]] = {
     "topology_ring.svg": ("ring", "--peers", "4"),
     "topology_star.svg": ("star:0", "--peers", "4", "--wired", "0"),
+    "topology_grid.svg": ("grid:3x2", "--peers", "6"),
     "topology_hierarchical.svg": ("hierarchical:2", "--peers", "5"),
     "topology_hub.svg": ("star:4", "--peers", "5", "--hub", "4", "--wired", "4"),
 }

@@ -125,7 +125,8 @@ def submit(
             "central model, their mean with momentum. demo: plain SGD on "
             "the signs of momentum, of which next to nothing travels. Behind an H, ,ssp:1 lets the next H steps "
             "begin while the last ones travel, and who is slower take fewer; ,stream=P lets P parts of the model "
-            "travel in turns, each every H steps, and ,tau=T each while T more steps are taken.",
+            "travel in turns, each every H steps, and ,tau=T each while T more steps are taken; behind local:H, "
+            "stream=P,random draws each part from all values.",
         ),
     ] = None,
     codec: Annotated[
@@ -143,10 +144,10 @@ def submit(
             "--topology",
             metavar="NAME[:RANKS]",
             help="Who sends to whom: ring, the default of codecs that add up, suits most networks. star:2 with a cable "
-            "at rank 2 takes the air of a WiFi cell least; tree, butterfly and sharded need fewer steps, which counts "
-            "where models are small or latencies large; hierarchical:3 is for two sites, the second one from rank 3 "
-            "on. Ranks are as in --on; else this device is 0, the others follow by name. `meshtrain topology` shows "
-            "and draws all.",
+            "at rank 2 takes the air of a WiFi cell least; tree, butterfly, grid:4x3 and sharded need fewer steps, "
+            "which counts where models are small or latencies large; hierarchical:3 is for two sites, the second one "
+            "from rank 3 on. Ranks are as in --on; else this device is 0, the others follow by name. `meshtrain "
+            "topology` shows and draws all.",
         ),
     ] = None,
     quality: Annotated[

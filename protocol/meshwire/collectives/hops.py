@@ -1,7 +1,7 @@
 """One bucket's way through a topology in which sums grow from hop to hop (C2: for linear codecs, which are encoded anew
 at each, and for sketches, which are added as they are).
 
-Where the program leads is data: round the ring, up and down a tree, or over a butterfly. Of the sums that come to a
+Where the program leads is data: round the ring, up and down a tree, or over a grid. Of the sums that come to a
 shard the first one lands in the area where the shard lies, is added to, and leaves from the same place; there the shard
 lands once more, final. That is safe without a second area: a shard's final bytes come back to a rank only after all
 that it sent of it was received. Sums that come beside the first have places of their own behind the vector, for they

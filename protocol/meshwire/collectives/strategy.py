@@ -13,9 +13,9 @@ from types import MappingProxyType
 from meshwire import limits
 from meshwire.codecs.registry import FP32
 from meshwire.codecs.spec import CodecSpec, Family, Reduction
-from meshwire.collectives.butterfly import butterfly_scheme
 from meshwire.collectives.direct import AllToAllStrategy, GatherStrategy, ShardedStrategy
 from meshwire.collectives.exchange import Strategy
+from meshwire.collectives.grid import Sides, grid_scheme, halves, squarest
 from meshwire.collectives.hierarchical import hierarchical_scheme
 from meshwire.collectives.hops import HopStrategy
 from meshwire.collectives.load import load_of
@@ -25,21 +25,23 @@ from meshwire.collectives.tree import tree_scheme
 from meshwire.encoded_layout.encoded import EncodedLayout
 
 Ranks = tuple[int, ...]
-SchemeOf = Callable[[Ranks, Ranks], Scheme]
-"""Of a generation's ranks, in ring order, and of those that were typed with the topology's name."""
+SchemeOf = Callable[[Ranks, Ranks | Sides], Scheme]
+"""Of a generation's ranks, in ring order, and of the ranks or sides that were typed with the topology's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """One way from member to member for a round's bytes, as chosen by `--topology NAME[:RANK,...]`.
+    """One way from member to member for a round's bytes, as chosen by `--topology NAME[:RANK,...]` or `grid:AxB`.
 
     Attributes:
         about: one line.
         ways: how buckets go their way, by reduction of the codecs that go over it.
         scheme: which transfers there are.
-        takes: what ranks behind the name mean; None: it takes none.
-        named: these ranks.
+        takes: what stands behind the name; None: nothing does.
+        named: ranks that do.
         named_min, named_max: how many there may be.
+        of_sides: whether the sides of a grid do, and no ranks.
+        sides: these.
     """
 
     name: str
@@ -50,10 +52,13 @@ class Topology:
     named: Ranks = ()
     named_min: int = 0
     named_max: int = 0
+    of_sides: bool = False
+    sides: Sides = ()
 
     def __str__(self) -> str:
         """As it is typed."""
-        return f"{self.name}:{','.join(map(str, self.named))}" if self.named else self.name
+        typed = ",".join(map(str, self.named)) or "x".join(map(str, self.sides))
+        return f"{self.name}:{typed}" if typed else self.name
 
     def programs(self, ranks: Ranks) -> tuple[Program, ...]:
         """Of all members, in ring order. Raises ValueError when `ranks` are not sorted."""
@@ -97,7 +102,15 @@ _TOPOLOGIES = (
         "butterfly",
         "halves, quarters .. with ever other members, in 2 log2 m exchanges; best with 2, 4, 8 .. of them",
         {Reduction.LINEAR: HopStrategy},
-        lambda ranks, _: butterfly_scheme(len(ranks)),
+        lambda ranks, _: grid_scheme(len(ranks), halves(len(ranks))),
+    ),
+    Topology(
+        "grid",
+        "within rows, then across them, and back; of A x B members in 2 (A - 1 + B - 1) steps; all send the same",
+        {Reduction.LINEAR: HopStrategy},
+        lambda ranks, sides: grid_scheme(len(ranks), sides[1:] if sides else squarest(len(ranks))),
+        "members in a row, and how rows stand, grid:4x3; else as near a square as it can be",
+        of_sides=True,
     ),
     Topology(
         "sharded",
@@ -137,7 +150,7 @@ TOPOLOGIES: Mapping[str, Topology] = MappingProxyType({topology.name: topology f
 @lru_cache(maxsize=8)  # of 64 members they take a megabyte
 def _programs(text: str, ranks: Ranks) -> tuple[Program, ...]:
     topology = topology_of(text)
-    return programs_from(topology.scheme(ranks, topology.named), ranks)
+    return programs_from(topology.scheme(ranks, topology.named or topology.sides), ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,11 +188,13 @@ def topologies_for(family: Family, reduction: Reduction) -> tuple[Topology, ...]
 
 
 def topology_of(text: str) -> Topology:
-    """As typed behind `--topology`: NAME[:RANK,...]. Raises ValueError, which says what there is."""
+    """As typed behind `--topology`: NAME[:RANK,...] or grid:AxB. Raises ValueError, which says what there is."""
     name, colon, typed = text.partition(":")
     topology = TOPOLOGIES.get(name)
     if topology is None:
         raise ValueError(f"--topology {text}: there is no such topology; there are {', '.join(TOPOLOGIES)}")
+    if topology.of_sides:
+        return replace(topology, sides=_sides(text, topology, typed) if colon else ())
     ranks = typed.split(",") if colon else []
     if topology.takes is None and ranks:
         raise ValueError(f"--topology {text}: there is nothing to be said of a {name} behind a colon")
@@ -191,6 +206,17 @@ def topology_of(text: str) -> Topology:
             f"--topology {text}: behind {name}: stand ranks, 0 to {limits.MEMBERS_MAX - 1}: {topology.takes}"
         )
     return replace(topology, named=tuple(map(int, ranks)))
+
+
+def _sides(text: str, topology: Topology, typed: str) -> Sides:
+    sides = typed.split("x")
+    known = all(side.isascii() and side.isdecimal() and len(side) <= 2 and int(side) > 1 for side in sides)
+    if not known or math.prod(map(int, sides)) > limits.MEMBERS_MAX:
+        raise ValueError(
+            f"--topology {text}: behind {topology.name}: stand sides of 2 and more, of {limits.MEMBERS_MAX} members "
+            f"at most: {topology.takes}"
+        )
+    return tuple(map(int, sides))
 
 
 def topology_at_hubs(ranks: Sequence[int]) -> str | None:

@@ -1121,7 +1121,7 @@ def test_every_codec_is_listed_with_how_it_is_typed() -> None:
     by_name = {each["name"]: each for each in listed}
     assert by_name["fp16"]["bits_per_value"] == pytest.approx(16, abs=0.01)
     assert [by_name[name]["topologies"] for name in ("fp16", "int8", "topk")] == [
-        ["ring", "tree", "butterfly", "sharded", "star", "hierarchical", "gather"],
+        ["ring", "tree", "butterfly", "grid", "sharded", "star", "hierarchical", "gather"],
         ["sharded", "star"],
         ["sharded", "star", "gather"],
     ]

@@ -25,6 +25,7 @@ from tests.daemon.executorring import NORM_BUCKETS, PLAN, Offer, Values, offers
 TOPOLOGIES = (
     "tree",
     "butterfly",
+    "grid:2x2",
     "sharded",
     "sharded:0,0,2",
     "star",
@@ -148,7 +149,8 @@ def test_over_each_topology(topology: str, members: int, codec: str, staleness: 
         ("tree", 4, 0, 2, False),  # beside the sum of another child
         ("butterfly", 4, 0, 2, False),
         ("tree", 4, 0, 1, True),  # it lies there already when the own part comes
-        ("butterfly", 3, 1, 0, True),  # the one sum of a member that idles first
+        ("grid:2x2", 3, 0, 1, True),  # the one sum of a row of one
+        ("grid:3x2", 5, 2, 4, False),  # beside the sum of another member of its row
         ("star:2", 4, 2, 1, False),  # beside two others'
         ("star:2", 4, 2, 3, True),
         ("sharded", 4, 3, 0, False),

@@ -152,7 +152,7 @@ def tear(proxy: ChaosProxy) -> None:
 @pytest.mark.parametrize(
     ("lost", "options"),
     [
-        ("bert", {"sync": "ssp:2", "visibility": "fixed", "topology": "butterfly"}),
+        ("bert", {"sync": "ssp:2", "visibility": "fixed", "topology": "grid:2x2"}),
         ("anna", {"sync": "ssp:2", "straggler": "wait", "codec": "bf16", "barriers": True, "topology": "tree"}),
         *(
             pytest.param(lost, {"sync": sync, "codec": codec, "topology": topology}, marks=tier)
@@ -166,7 +166,7 @@ def tear(proxy: ChaosProxy) -> None:
         ),
     ],
     ids=[
-        "a member, fixed, butterfly",
+        "a member, fixed, a grid",
         "the submitter, wait, bf16, barriers, the root of a tree",
         "the hub",
         "the hub, the submitter",

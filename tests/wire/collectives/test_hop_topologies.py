@@ -1,12 +1,13 @@
 """Topologies in which sums grow from hop to hop, and what programs are made of: who sends what to whom, with 1 to 17
 members."""
 
+import itertools
 import math
 import random
 
 import pytest
 
-from meshwire.collectives.load import load_of, transfers_of
+from meshwire.collectives.load import load_of, transfers_of, waves_of
 from meshwire.collectives.strategy import topology_of
 from meshwire.collectives.topology import Op, Program, Scheme, Transfer, bucket_shards, programs_from, simulate
 
@@ -15,6 +16,9 @@ TOPOLOGIES = (
     "ring",
     "tree",
     "butterfly",
+    "grid",
+    "grid:4x3",
+    "grid:3x2x2",
     "sharded",
     "sharded:1,7,13",
     "sharded:7,1,1,4,1",  # more than one shard each
@@ -81,19 +85,97 @@ def test_a_tree_sends_each_vector_up_once_and_down_once(members: int) -> None:
     assert [program.owned for program in programs] == [frozenset({0})] + [frozenset()] * (members - 1)
 
 
+def sides_of(members: int) -> list[tuple[int, ...]]:
+    """All full grids of so many members."""
+    firsts = [side for side in range(2, members + 1) if members % side == 0]
+    return [(side, *rest) for side in firsts for rest in (sides_of(members // side) or [()])]
+
+
+FULL_GRIDS = [sides for members in range(2, 18) for sides in sides_of(members)]
+
+
+@pytest.mark.parametrize("sides", FULL_GRIDS, ids=lambda sides: "x".join(map(str, sides)))
+def test_a_full_grid_sends_what_a_ring_does_in_fewer_latencies(sides: tuple[int, ...]) -> None:
+    """2 (m - 1)/m vectors from each, in 2 (M_1 - 1 + .. + M_d - 1) latencies."""
+    members = math.prod(sides)
+    programs = programs_of(f"grid:{'x'.join(map(str, sides))}", members)
+    load = load_of(programs)
+    assert load.sent == load.received == pytest.approx([2 * (members - 1) / members] * members)
+    assert load.latencies == 2 * sum(side - 1 for side in sides)
+    assert [program.owned for program in programs] == [{position} for position in range(members)]
+    assert {len(program.steps) for program in programs} == {2 * (members - 1)}, "nobody is ever idle"
+
+
+@pytest.mark.parametrize("sides", FULL_GRIDS, ids=lambda sides: "x".join(map(str, sides)))
+def test_a_grids_stages_are_moshpits_averages(sides: tuple[int, ...]) -> None:
+    """Ryabinin et al. 2021, algorithm 1: behind stage i each member has, of the shards that it goes on with, the
+    weighted mean of the group that Moshpit has averaged by then; behind the last one that is everybody's."""
+    members, numbers = math.prod(sides), random.Random(str(sides))
+    programs = programs_of(f"grid:{'x'.join(map(str, sides))}", members)
+    shards = range(members)
+    weights = [numbers.choice([0.0, 1.0, 3.0]) for _ in shards]
+    parts = [[weight * numbers.gauss(0, 1) for _ in shards] for weight in weights]
+    waves = iter(waves_of(programs))
+    sums = [[(part, weight) for part in own] for own, weight in zip(parts, weights, strict=True)]  # of the program
+    averaged = [list(each) for each in sums]  # Moshpit's, as sums of w g and of w
+    holds = [list(shards) for _ in programs]
+    stride = 1
+    for side in sides:
+        for wave in itertools.islice(waves, side - 1):
+            sent = [(each, sums[each.sender][each.shard]) for each in wave]
+            for each, (value, weight) in sent:
+                own, own_weight = sums[each.receiver][each.shard]
+                sums[each.receiver][each.shard] = own + value, own_weight + weight
+        groups = [[p + stride * (at - p // stride % side) for at in range(side)] for p in range(members)]
+        averaged = [
+            [(sum(averaged[p][s][0] for p in group), sum(averaged[p][s][1] for p in group)) for s in shards]
+            for group in groups
+        ]
+        holds = [[s for s in held if s // stride % side == p // stride % side] for p, held in enumerate(holds)]
+        stride *= side
+        for p, held in enumerate(holds):
+            for shard in held:
+                assert sums[p][shard] == pytest.approx(averaged[p][shard], abs=1e-12)
+    for everybodys in averaged[1:]:
+        assert everybodys[0] == pytest.approx(averaged[0][0], abs=1e-12)
+    assert holds == [[p] for p in range(members)]
+
+
+@pytest.mark.parametrize(
+    ("topology", "members", "latencies"),
+    [
+        ("grid:4x3", 11, 2 * (3 + 2)),  # one is gone: rows of 3, 4 and 4
+        ("grid:4x3", 14, 2 * (4 + 2)),  # two more have come
+        ("grid:4x3", 3, 2 * 2),  # a column
+        ("grid:4x3", 2, 2 * 1),  # not even that
+        ("grid:2x2x2", 7, 2 * 3),
+        ("grid:2x2x2", 3, 2 * (1 + 1)),  # two rows
+        ("grid:5", 9, 2 * 8),  # one row
+    ],
+)
+def test_rows_of_a_grid_are_as_long_as_there_are_members(topology: str, members: int, latencies: int) -> None:
+    """G2: how rows stand is what was typed, as far as there are enough members."""
+    assert load_of(programs_of(topology, members)).latencies == latencies
+
+
+@pytest.mark.parametrize("members", range(2, 65))
+def test_rows_that_differ_cost_nobody_much(members: int) -> None:
+    """2 (m - 1) vectors in all, as on a ring, and none sends or receives a quarter more than on one."""
+    for topology in ("grid", "butterfly", "grid:4x3", "grid:3x2x2"):
+        load = load_of(programs_of(topology, members))
+        assert sum(load.sent) == pytest.approx(2 * (members - 1))
+        assert max(*load.sent, *load.received) <= 1.25 * 2 * (members - 1) / members
+
+
 @pytest.mark.parametrize("members", MEMBERS)
-def test_a_butterfly_sends_what_a_ring_does(members: int) -> None:
-    """2 (k - 1)/k vectors from each of the k = 2^n members; of the others each sends one vector, and has one sent."""
+def test_a_butterfly_is_a_grid_of_pairs(members: int) -> None:
+    """2 log2 m latencies; where there is no power of two of members, one more each way, of pairs among them."""
     programs = programs_of("butterfly", members)
     core = 2 ** math.floor(math.log2(members))
-    folded = members - core
-    assert {len(program.steps) for program in programs} == {2 * (core - 1) + 2 * core * (folded > 0)}
-    for position, program in enumerate(programs):
-        back = core if position < folded else 0
-        assert len(program.sends()) == (2 * (core - 1) + back if position < core else core)
-        assert program.owned == ({position} if position < core else set())
-    # All together 2 (m - 1) vectors, as on a ring and in a tree.
-    assert sum(len(program.sends()) for program in programs) == 2 * (members - 1) * core
+    assert load_of(programs).latencies == 2 * round(math.log2(core)) + 2 * (members > core)
+    assert programs[0].shard_count == core * (1 + (members > core))
+    if members == core:
+        assert [program.owned for program in programs] == [{position} for position in range(members)]
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)

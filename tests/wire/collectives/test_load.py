@@ -36,6 +36,13 @@ def test_a_tree_takes_a_latency_for_each_level_each_way() -> None:
     assert load_of(programs_of("tree", 5)).latencies == 4
 
 
+@pytest.mark.parametrize("members", range(1, 18))
+def test_a_grid_of_its_own_sides_takes_the_fewest_latencies_of_two_dimensions(members: int) -> None:
+    """Where rows differ it may be one less, for who holds the last shard of a shorter row is another one."""
+    fewest = 2 * min(math.ceil(members / rows) + rows - 2 for rows in range(1, members + 1))
+    assert fewest - 1 <= load_of(programs_of("grid", members)).latencies <= fewest
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("members", range(1, 18))
 def test_what_is_sent_is_received_and_crosses_the_air_twice(name: str, members: int) -> None:

@@ -60,7 +60,11 @@ def test_what_leaves_something_out_is_not_for_buffers(name: str) -> None:
 @pytest.mark.parametrize(
     ("codec", "topology", "complaint"),
     [
-        ("fp32", "moon", "no such topology; there are ring, tree, butterfly, sharded, star, hierarchical, gather$"),
+        (
+            "fp32",
+            "moon",
+            "no such topology; there are ring, tree, butterfly, grid, sharded, star, hierarchical, gather$",
+        ),
         ("int8", "tree", r"is not for --codec int8: use sharded or star \(or --codec fp32 or fp16\)"),
         ("int8", "hierarchical:2", "--topology hierarchical:2 is not for --codec int8: use sharded or star"),
         ("fp32", "hierarchical", "behind hierarchical: stand ranks, 0 to 63: the ranks at which another group begins"),
@@ -71,8 +75,17 @@ def test_what_leaves_something_out_is_not_for_buffers(name: str) -> None:
         ("fp32", "star:\u0663", "behind star: stand ranks"),  # a digit, in Arabic: no other screen would show it so
         ("fp32", "hierarchical:1000000000", "behind hierarchical: stand ranks"),
         ("fp32", "sharded:" + "1," * 64 + "1", "behind sharded: stand ranks"),
+        *(
+            ("fp32", f"grid:{sides}", f"grid:{sides}: behind grid: stand sides of 2 and more, of 64 members at most")
+            for sides in ("", "x", "4x", "4,3", "1x4", "9x8", "2x100", "-2x2", "\u0663x2")
+        ),
+        ("int8", "grid:2x2", "--topology grid:2x2 is not for --codec int8: use sharded or star"),
         ("fp32", "ring:1", "--topology ring:1: there is nothing to be said of a ring behind a colon"),
-        ("powersgd", "gather", "use ring or tree or butterfly or sharded or star or hierarchical .or --codec fp32"),
+        (
+            "powersgd",
+            "gather",
+            "use ring or tree or butterfly or grid or sharded or star or hierarchical .or --codec fp32",
+        ),
         ("topk:gather", "sharded", "is not for --codec topk:gather: use gather .or --codec fp32 or fp16.$"),
         ("homomorphic", "butterfly", "use ring"),
     ],
@@ -83,7 +96,7 @@ def test_a_topology_that_does_not_suit_the_codec_is_refused(codec: str, topology
 
 
 def test_a_topology_is_typed_and_told_alike() -> None:
-    for typed in (*TOPOLOGIES, "star:2", "sharded:0,0,13", "hierarchical:3,5"):
+    for typed in (*TOPOLOGIES, "star:2", "sharded:0,0,13", "hierarchical:3,5", "grid:5", "grid:4x3", "grid:2x2x2"):
         if typed != "hierarchical":
             assert str(topology_of(typed)) == typed
     assert str(topology_of("sharded:00,7")) == "sharded:0,7"
@@ -96,6 +109,7 @@ def test_a_topology_is_typed_and_told_alike() -> None:
     ("codec", "topology"),
     [
         *(("fp16", each) for each in TOPOLOGIES if each != "hierarchical"),
+        ("fp16", "grid:3x2"),
         ("fp16", "sharded:0,0,1"),
         ("fp16", "hierarchical:2"),
         ("fp16", "hierarchical:1,2,6"),
