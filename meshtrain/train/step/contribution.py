@@ -65,7 +65,7 @@ class StepContribution:
         self._what = what
         self._buffer_spans = [index for index, span in enumerate(plan.spans) if specs[span.tensor].kind == "buffer"]
         self._raw = means.slots.raw(1)
-        self._taken = BoundSamples(1.0, (), 0)
+        self._taken = BoundSamples(1.0, 1.0, (), 0)
         self.trained = [index for index, span in enumerate(plan.spans) if specs[span.tensor].kind == "parameter"]
         self.step = 1
         self.hyperparameters = b""
@@ -92,7 +92,7 @@ class StepContribution:
         """The next write is the step's first: its weight and samples are what was handed out until now (R2, bind)."""
         self._taken = self._drawn.take(self.step)
         self.samples = int(self._taken.weight) if self._taken.blocks else 0
-        self.hyperparameters = self._options.pack() if self._options is not None else b""
+        self.hyperparameters = b"" if self._options is None else self._options.pack(self._taken.alone)
         self._raw = self._means.slots.raw(self.step)
 
     @property

@@ -148,8 +148,7 @@ class GradientStep:
             if not skip:
                 self._base.options.hyperparameters.note()
                 # Equal options may have changed since the bind, alike on all peers, as in a script without a job.
-                equal = done.hyperparameters == self._contribution.hyperparameters
-                self._base.step_under(None if equal else self._base.options.unpack(done.hyperparameters))
+                self._base.step_under(done, self._base.options.of_another(done, self._contribution.hyperparameters))
             if not done.start:  # other rounds may come before the next step
                 self._lent.own_all()
             self._base.conclude(done)

@@ -51,16 +51,25 @@ def legal_settings(manifest: ModelManifest, tried: Sequence[Tried] = tuple(EVIDE
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """What somebody has typed of a job's settings, as texts; None: it is to be chosen."""
+    """What somebody has typed of a job's settings, as texts; None: it is to be chosen.
+
+    Attributes:
+        of_gradients: only modes whose rounds are of gradients, for something else that was typed goes with no other.
+    """
 
     sync: str | None = None
     codec: str | None = None
     topology: str | None = None
+    of_gradients: bool = False
 
     def settings(self, manifest: ModelManifest) -> list[JobSettings]:
         """Those that `submit` takes for this model and that have all that is pinned: of what was measured, and where
         nothing was, what `submit` itself would add. Raises ValueError where what is pinned is not legal."""
-        legal = list(legal_settings(manifest, self._tried()))
+        legal = [
+            each
+            for each in legal_settings(manifest, self._tried())
+            if not (self.of_gradients and each.sync.period)
+        ]
         if self.topology is None:
             return legal
         found = {}
