@@ -48,6 +48,8 @@ class Planned:
         options: the best of that quality for each group.
         default: all together with `submit --no-plan`.
         fast: the chosen group, or all, with the best of any quality that was measured; None: that was not looked for.
+        larger: the chosen group, or the best one, with a round after several steps; None: that brings little, or was not
+            looked for.
         choice: None: train alone.
         takes_all: a job that names nobody runs on exactly these devices.
         hubs: names of those that could be in it, too.
@@ -63,6 +65,7 @@ class Planned:
     takes_all: bool
     alone: int = 0
     hubs: Sequence[str] = ()
+    larger: Option | None = None
 
 
 def devices_of(named: Sequence[tuple[str, str]]) -> list[Device]:
@@ -193,6 +196,19 @@ def _with_fast(found: Planned) -> str:
     return f" With --quality fast: {times(price.against_one)}, {typed_for(found.fast)}."
 
 
+def larger_batch(found: Planned) -> str | None:
+    """What a larger batch would bring, which is the person's to choose; None: nothing to speak of."""
+    if found.larger is None:
+        return None
+    price = found.larger.price
+    steps = price.settings.sync.accumulate
+    return (
+        f"With a batch {steps} times as large {_names(found, found.larger)} do {times(price.against_one)} of one: "
+        f"{typed_for(found.larger)} has a round after each {steps} steps. That learns otherwise, so it is yours to "
+        "choose; try --scale-lr linear (SGD) or sqrt (AdamW) with it."
+    )
+
+
 def submit_line(found: Planned, script: str, args: Sequence[str], data: str | None, *, as_module: bool = False) -> str:
     """The command that does what was chosen, whole, and chooses nothing anew. `script`: as it was typed, a module's
     name where it is run `as_module`."""
@@ -227,6 +243,7 @@ def mesh_document(found: Planned, told: str, line: str) -> dict[str, Any]:
         "options": [option_document(option) for option in found.options],
         "default": option_document(found.default),
         "fast": None if found.fast is None else option_document(found.fast),
+        "larger_batch": None if found.larger is None else option_document(found.larger),
         "choice": None if found.choice is None else option_document(found.choice),
         "reason": told,
         "command": line,

@@ -17,6 +17,17 @@ class BoundSamples(NamedTuple):
     claim: int  # in batches
 
 
+class Portion(NamedTuple):
+    """What stands behind one of several backward passes of a step, in samples.
+
+    Attributes:
+        alone: of as many batches where one learner trains by itself.
+    """
+
+    weight: float
+    alone: float
+
+
 class StepSamples:
     """Counts what the prepared loader hands to the script, until the next step takes it as its own.
 
@@ -30,6 +41,8 @@ class StepSamples:
         self._blocks: list[SampleBlock] = []
         self._samples = self._batches = 0
         self._last_weight = self._last_alone = 1.0
+        self._portioned = 0, 0  # samples and batches of them that a pass has
+        self._last_portion = Portion(1.0, 1.0)
 
     @property
     def space(self) -> SampleSpace | None:
@@ -48,13 +61,22 @@ class StepSamples:
         if self._deal is not None:
             self._deal.step_lost(step, retry)
 
+    def portion(self) -> Portion:
+        """That of one of several backward passes that a step has (O6): what was handed out since the pass before, or as
+        much as that pass had."""
+        samples, batches = self._samples - self._portioned[0], self._batches - self._portioned[1]
+        self._portioned = self._samples, self._batches
+        if samples:
+            self._last_portion = Portion(float(samples), self._alone(samples, batches))
+        return self._last_portion
+
     def take(self, step: int) -> BoundSamples:
         """The samples of the step that binds now: all that was handed out since the step before.
 
         A further step on the same batch weighs as much as the one before, and covers no new samples.
         """
         blocks, samples, batches = tuple(self._blocks), self._samples, self._batches
-        self._blocks, self._samples, self._batches = [], 0, 0
+        self._blocks, self._samples, self._batches, self._portioned = [], 0, 0, (0, 0)
         if samples:
             self._last_weight, self._last_alone = float(samples), self._alone(samples, batches)
         claim = self._deal.bind(step) if self._deal is not None else 0

@@ -85,9 +85,9 @@ class Pinned:
         mode = sync_settings(self.sync or DEFAULT[1])
         codec = str(codec_of(mode, self.codec))
         found = [
-            tried
+            tried if self.sync is None else Tried(tried.codec, mode.text())
             for tried in EVIDENCE
-            if (self.sync is None or tried.sync == mode.text()) and (self.codec is None or tried.codec == codec)
+            if (self.sync is None or tried.sync == mode.measured_as) and (self.codec is None or tried.codec == codec)
         ]
         return found or [Tried(codec, mode.text())]
 
@@ -129,12 +129,12 @@ def preferred(prices: Sequence[Price]) -> Price:
 
 
 def _known(settings: JobSettings) -> bool:
-    return recommendable(str(settings.codec), settings.sync.text())
+    return recommendable(str(settings.codec), settings.sync.measured_as)
 
 
 def given_up(settings: JobSettings) -> tuple[int, float, bool]:
     """How much of the loss is given up: a key to sort by, the least first."""
-    evidence = EVIDENCE.get(Tried(str(settings.codec), settings.sync.text()))
+    evidence = EVIDENCE.get(Tried(str(settings.codec), settings.sync.measured_as))
     behind_nats = math.inf if evidence is None else evidence.behind_nats
     return list(Quality).index(settings.quality), behind_nats, str(settings.codec) != DEFAULT[0]
 

@@ -61,6 +61,9 @@ class SyncSettings(Wire):
     """tau: with fragments, a round is taken in exactly so many local steps after it was begun. 0: it is waited for."""
     central: bool = False
     """With a period, a learner's own weights go on, a step towards the base, and do not begin again there (SMA)."""
+    accumulate: Annotated[int, Field(ge=1, le=limits.PERIOD_MAX)] = 1
+    """A: a round is of the gradients of so many steps of the script, of which the last one alone changes anything (O6):
+    one batch that is A times as large."""
 
     @model_validator(mode="before")
     @classmethod
@@ -78,6 +81,8 @@ class SyncSettings(Wire):
     @model_validator(mode="after")
     def _check(self) -> Self:
         """Parts that take turns; another peer may send what nobody can type."""
+        if self.accumulate > 1 and (self.period or self.staleness or self.signs):
+            raise ValueError(f"gradients of {self.accumulate} steps are added up where each round is waited for alone")
         if self.fragments and (not self.period or self.period % self.fragments or self.central):
             raise ValueError(f"{self.fragments} parts cannot take turns within {self.period} steps")
         if self.delay and (not self.fragments or self.delay > self.round_steps):
@@ -107,20 +112,26 @@ class SyncSettings(Wire):
         if self.signs:
             return "demo"
         if not self.period:
-            return f"ssp:{self.staleness}" if self.staleness else "bsp"
+            more = f",accumulate={self.accumulate}" if self.accumulate > 1 else ""
+            return f"ssp:{self.staleness}" if self.staleness else f"bsp{more}"
         after = f",after={self.after}" if self.after else ""
         if self.fragments:
             return f"{self._kind()},stream={self.fragments}" + (f",tau={self.delay}" if self.delay else "")
         return self._kind() + after + (f",ssp:{self.staleness}" if self.staleness else "")
 
+    @property
+    def measured_as(self) -> str:
+        """The mode, as typed, by whose loss this one is judged: a larger batch is the same mean."""
+        return "bsp" if self.accumulate > 1 else self.text()
+
     def steps_in(self, round_: int) -> int:
-        """With a period: how many local steps a learner takes for a round, from 1."""
+        """How many steps a learner takes for a round, from 1: more than one with a period, or accumulation."""
         return 1 if round_ <= self.after else self.round_steps
 
     @property
     def round_steps(self) -> int:
         """How many steps lie between two rounds, behind the first ones (`after`); at least 1."""
-        return max(1, self.period // max(1, self.fragments))
+        return max(self.accumulate, self.period // max(1, self.fragments))
 
     @property
     def overlaps(self) -> bool:
@@ -219,6 +230,7 @@ def sync_settings(
             "sparse": mode.sparse,
             "muon": mode.muon,
             "central": mode.central,
+            "accumulate": mode.accumulate,
             "signs": mode.signs,
             "fragments": mode.fragments,
             "delay": mode.delay,
@@ -243,6 +255,7 @@ class _Mode(NamedTuple):
     fragments: int = 0
     delay: int = 0
     central: bool = False
+    accumulate: int = 1
 
 
 _KINDS = {
@@ -264,6 +277,8 @@ def _mode(sync: str) -> _Mode:
         return _Mode(signs=sync == "demo")
     first, *options = sync.split(",")
     kind, _, number = first.partition(":")
+    if first == "bsp" and len(options) == 1 and (steps := _accumulated(options[0])) is not None:
+        return _Mode(accumulate=steps)
     if kind == "ssp" and not options and (bound := _count(number, 0, limits.STALENESS_MAX)) is not None:
         return _Mode(staleness=bound)
     period = 1 if first == "sma" else _count(number, 1, limits.PERIOD_MAX)
@@ -284,7 +299,7 @@ def _mode(sync: str) -> _Mode:
         ",rate=0.7 and ,momentum=0.9 set the outer step, for sma ,momentum=0.5 alone does, and for local ,after=N has "
         "the first N rounds come after each step; for local, diloco and muloco ,stream=P has P parts of the model take "
         "turns, and ,tau=T behind it has a part's round taken in T steps later, such as diloco:32,stream=4,tau=4 (P at "
-        f"most {limits.FRAGMENTS_MAX})"
+        f"most {limits.FRAGMENTS_MAX}); behind bsp ,accumulate=A has a round after each A steps, of all their gradients"
     )
 
 
@@ -349,6 +364,12 @@ def _with_options(mode: _Mode, kind: str, options: list[str]) -> _Mode | None:
         else:
             return None
     return mode
+
+
+def _accumulated(option: str) -> int | None:
+    """A, of accumulate=A; None: it is something else."""
+    name, _, text = option.partition("=")
+    return _count(text, 1, limits.PERIOD_MAX) if name == "accumulate" else None
 
 
 def _count(text: str, least: int, most: int) -> int | None:

@@ -5,7 +5,7 @@ import itertools
 import json
 import runpy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +267,14 @@ def test_accumulation_is_one_large_batch(mesh: LocalMesh, tmp_path: Path) -> Non
     trained = train(mesh, tmp_path, case)
     assert_each_sample_once(case, trained)
     assert_equals(trained, one_process(case, trained, joint=True))
+
+
+def test_rounds_of_several_steps_are_those_of_one_large_batch(mesh: LocalMesh, tmp_path: Path) -> None:
+    """O6: the script steps after each batch, and knows nothing of it; a round ends with its epoch, too."""
+    case = Case(2, momentum=0.9, total=58, sync="bsp,accumulate=3", period=3)
+    trained = train(mesh, tmp_path, case)
+    assert_each_sample_once(case, trained)
+    assert_equals(trained, one_process(replace(case, micro=3), trained, joint=True))
 
 
 def test_scaled_rates_are_those_of_one_large_batch(mesh: LocalMesh, tmp_path: Path) -> None:
