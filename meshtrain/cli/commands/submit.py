@@ -118,8 +118,8 @@ def submit(
         typer.Option(
             "--sync",
             metavar="MODE",
-            help="bsp: all take every step together; bsp,accumulate=A: after each A steps, of all their gradients, as one "
-            "batch A times as large. ssp:S: nobody waits for a device that is less than S steps late; "
+            help="bsp: all take every step together; bsp,accumulate=A: after each A steps, of all their gradients, as "
+            "one batch A times as large. ssp:S: nobody waits for a device that is less than S steps late; "
             "ssp:2 suits laptops. local:H: H steps on each device's own weights, then their mean. "
             "diloco:H: then DiLoCo's outer step; ,rate= and ,momentum= set it. "
             "sparseloco:H: the same with 200 times fewer bytes. muloco:H: with Muon in place of AdamW for hidden "

@@ -48,8 +48,8 @@ class Planned:
         options: the best of that quality for each group.
         default: all together with `submit --no-plan`.
         fast: the chosen group, or all, with the best of any quality that was measured; None: that was not looked for.
-        larger: the chosen group, or the best one, with a round after several steps; None: that brings little, or was not
-            looked for.
+        larger: the chosen group, or the best one, with a round after several steps; None: that brings little, or was
+            not looked for.
         choice: None: train alone.
         takes_all: a job that names nobody runs on exactly these devices.
         hubs: names of those that could be in it, too.

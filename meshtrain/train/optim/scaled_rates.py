@@ -6,9 +6,9 @@ right, and what is saved, compared and told to others is unscaled.
 
 Momentum correction (Goyal et al. 2017, arXiv 1706.02677, section 3, remark 2) is for optimizers whose momentum holds
 the rate, v = mu v + lr g; p -= v: there mu is to be multiplied by the new rate over the old one, which makes them equal
-to u = mu u + g; p -= lr u where lr changes. torch's SGD, and each optimizer that is allowed here, is of this second kind:
-what it keeps does not depend on its rate (a test proves it for each), so nothing is left to correct. The same holds for
-momenta that codecs keep (`dgc`, `onebit:momentum`), which are sums of gradients.
+to u = mu u + g; p -= lr u where lr changes. torch's SGD, and each optimizer that is allowed here, is of this second
+kind: what it keeps does not depend on its rate (a test proves it for each), so nothing is left to correct. The same
+holds for momenta that codecs keep (`dgc`, `onebit:momentum`), which are sums of gradients.
 """
 
 from collections.abc import Iterator

@@ -238,8 +238,8 @@ class StepBoundary:
         self._saver.save_due()
 
     def apply(self, done: RoundDone) -> None:
-        """A round goes into the base without the script. Raises UsageError where this script does more to a round than the
-        learner knows of."""
+        """A round goes into the base without the script. Raises UsageError where this script does more to a round than
+        the learner knows of."""
         late = None
         if self._untouched.ever_changed:
             late = "changes gradients after backward()", "clip with mt.clip_grad_norm_"

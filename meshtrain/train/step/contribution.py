@@ -172,8 +172,8 @@ class StepContribution:
         self._used.add(span.tensor)
 
     def leave_out(self, index: int) -> None:
-        """This learner has nothing, or nothing more, for span `index`: it counts as what earlier passes have left, or as
-        zero."""
+        """This learner has nothing, or nothing more, for span `index`: it counts as what earlier passes have left, or
+        as zero."""
         span = self._plan.spans[index]
         if index in self._kept:
             self.filled.add(index)

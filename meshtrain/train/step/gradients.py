@@ -105,8 +105,8 @@ class GradientHooks:
         self.unstepped = self._accumulated = False
 
     def contribute_early(self) -> RoundDone | None:
-        """What earlier passes have left becomes the contribution, for no further pass will follow soon. Returns its round,
-        whose means are in the result slot; None: the step is lost."""
+        """What earlier passes have left becomes the contribution, for no further pass will follow soon. Returns its
+        round, whose means are in the result slot; None: the step is lost."""
         contribution = self._contribution
         self._lent.own_all()
         contribution.begin(last=False)

@@ -115,8 +115,8 @@ class MeshPlan:
         return found
 
     def larger_batch(self, option: Option) -> Option | None:
-        """The same devices and codec with a round after several steps (O6), as few as bring most of what that can bring;
-        None: that is little, or rounds are of periods. Never chosen by itself, for it is another batch."""
+        """The same devices and codec with a round after several steps (O6), as few as bring most of what that can
+        bring; None: that is little, or rounds are of periods. Never chosen by itself, for it is another batch."""
         settings = option.price.settings
         if settings.sync.period or settings.sync.accumulate > 1:
             return None

@@ -1,6 +1,7 @@
 """`--sync bsp,accumulate=A` (O6): a round after A steps of a script that knows nothing of it, against one process whose
 batches are A times as large."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,10 +15,15 @@ from meshtrain.train.session import LearnerSession
 from meshwire.sync_modes.rate_rule import parse_rate_rule
 from tests.tiers import mostly_slow
 from tests.train.localdaemon import LocalDaemon
-from tests.train.replicas import adamw, assert_equal, batch, distance, momentum, net, step
+from tests.train.replicas import Batch, adamw, assert_equal, batch, distance, momentum, net, step
 
 BATCH = 4
 Drawn = list[list[list[tuple[Tensor, Tensor]]]]  # by epoch, by round, by step
+
+
+def joined(parts: Sequence[Batch]) -> Batch:
+    x, y = zip(*parts, strict=True)
+    return torch.cat(x), torch.cat(y)
 
 
 def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -62,7 +68,7 @@ def alone(drawn: list[Drawn], make: Any, *, clip: float | None = None, scaled: b
     for epoch in range(len(drawn[0])):
         for number in range(len(drawn[0][epoch])):
             parts = [each for rank in drawn for each in rank[epoch][number]]
-            x, y = (torch.cat(column) for column in zip(*parts, strict=True))
+            x, y = joined(parts)
             optimizer.zero_grad()
             loss_of(model, x, y).backward()
             if clip is not None:
@@ -77,9 +83,10 @@ def alone(drawn: list[Drawn], make: Any, *, clip: float | None = None, scaled: b
     ("members", "steps", "make", "options"),
     mostly_slow(
         [
-            (2, 3, momentum, {}),
-            (3, 2, adamw, {"set_to_none": False}),
-            (2, 2, momentum, {"clip": 0.05}),
+            (2, 4, momentum, {}),
+            (3, 4, adamw, {"set_to_none": False}),
+            (2, 4, momentum, {"clip": 0.05}),
+            (2, 2, momentum, {}),
             (1, 4, momentum, {}),
         ],
         quick=3,
@@ -154,7 +161,7 @@ def test_a_barrier_and_the_end_of_the_script_end_a_round() -> None:
     optimizer = momentum(reference)
     for numbers in ((0, 1), (2, 3, 4, 5), (6,)):
         parts = [batch(10 * rank + number) for rank in range(2) for number in numbers]
-        step(reference, optimizer, tuple(torch.cat(column) for column in zip(*parts, strict=True)))  # type: ignore[arg-type]
+        step(reference, optimizer, joined(parts))
     assert_equal(models)
     assert distance(models[0], reference) <= 1e-6
 
@@ -215,10 +222,11 @@ def test_what_is_not_finite_in_any_step_makes_the_round_void(bad: int) -> None:
 
     with LocalDaemon(2, sync="bsp,accumulate=2", on_nan="skip") as daemon:
         daemon.run(script)
-        assert [daemon.rounds.rounds[number].done.void for number in (1, 2)] == [True, False]  # type: ignore[union-attr]
+        rounds = [round_.done for _, round_ in sorted(daemon.rounds.rounds.items())]
+        assert [done is not None and done.void for done in rounds] == [True, False]
     reference = net()
     parts = [batch(10 * rank + number) for rank in range(2) for number in (2, 3)]
-    step(reference, momentum(reference), tuple(torch.cat(column) for column in zip(*parts, strict=True)))  # type: ignore[arg-type]
+    step(reference, momentum(reference), joined(parts))
     assert_equal(models)
     assert distance(models[0], reference) <= 1e-6
 
@@ -251,7 +259,7 @@ def test_the_scripts_own_accumulation_is_part_of_a_step() -> None:
         assert daemon.round == 1
     reference = net()
     parts = [batch(100 * rank + number) for rank in range(2) for number in range(4)]
-    step(reference, momentum(reference), tuple(torch.cat(column) for column in zip(*parts, strict=True)))  # type: ignore[arg-type]
+    step(reference, momentum(reference), joined(parts))
     assert distance(models[0], reference) <= 1e-6
 
 
