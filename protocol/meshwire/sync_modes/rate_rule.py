@@ -13,6 +13,7 @@ leader has told. So no state of the base is added.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -21,6 +22,9 @@ from meshwire.message_base import Wire
 from meshwire.sync_modes.mode import SyncSettings
 
 RateKind = Literal["linear", "sqrt"]
+
+RULE_OF: Mapping[str, RateKind] = {"SGD": "linear", "Adam": "sqrt", "AdamW": "sqrt", "RMSprop": "sqrt"}
+"""By the name of an optimizer of torch.optim, the rule that suits it. SGD takes the other one as well."""
 
 WARMUP_ROUNDS_MAX = 10**7
 # Goyal et al. 2017, section 2.2: 5 epochs, which at their batch of 8192 are 782 rounds of ImageNet.

@@ -171,13 +171,16 @@ def test_a_larger_batch_is_told_where_it_would_help_and_is_not_on_the_line_to_ru
     shown = run("plan", "--quality", "exact", "train.py")
     (told,) = (line for line in shown.stderr.splitlines() if "With a batch" in line)
     assert "--sync bsp,accumulate=" in told
-    assert "try --scale-lr linear (SGD) or sqrt (AdamW) with it" in told
+    assert told.endswith("try --scale-lr sqrt with it."), "for AdamW"
     (line,) = (line for line in shown.stderr.splitlines() if line.startswith("Run it:"))
     assert "accumulate" not in line
     found = document("--quality", "exact")["larger_batch"]
     assert found["sync"].startswith("bsp,accumulate=")
     mesh.mbit = {BERT: 1e5}
-    assert "With a batch" not in run("plan", "--quality", "exact", "train.py").stderr
+    shown = run("plan", "--quality", "exact", "train.py")
+    assert "With a batch" not in shown.stderr
+    assert "A round is a batch 2 times the script's: --scale-lr sqrt raises" in shown.stderr
+    assert document()["scale_lr"] == "sqrt"
 
 def test_a_group_is_named_on_the_line_to_run(mesh: FakeMesh, endpoint: Endpoint) -> None:
     """With a slow third one, whose cable is the bottleneck, two are faster."""

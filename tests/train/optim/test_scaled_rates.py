@@ -15,7 +15,7 @@ from meshtrain.train.optim.scaled_rates import LEGAL, ScaledRates, check_scaled
 from meshtrain.train.session import LearnerSession
 from meshwire.codecs.registry import parse_codec
 from meshwire.model.plan import plan_buckets
-from meshwire.sync_modes.rate_rule import RateRule, parse_rate_rule
+from meshwire.sync_modes.rate_rule import RULE_OF, RateRule, parse_rate_rule
 from tests.tiers import mostly_slow
 from tests.train.localdaemon import LocalDaemon
 from tests.train.replicas import adamw, assert_equal, batch, distance, momentum, net, sgd, step
@@ -331,6 +331,8 @@ OPTIONS: dict[type[torch.optim.Optimizer], list[dict[str, Any]]] = {
 
 def test_all_that_are_legal_are_looked_at() -> None:
     assert set(OPTIONS) == {kind for kinds in LEGAL.values() for kind in kinds}
+    assert set(RULE_OF) == {kind.__name__ for kind in OPTIONS}
+    assert all(getattr(torch.optim, name) in LEGAL[rule] for name, rule in RULE_OF.items()), "as `plan` tells it"
 
 
 @pytest.mark.parametrize(("kind", "options"), [(kind, options) for kind in OPTIONS for options in OPTIONS[kind]])
