@@ -199,13 +199,13 @@ def _with_fast(found: Planned) -> str:
 
 
 def batch_notes(found: Planned) -> Iterator[str]:
-    """What is to be said of the batch that a round is: the rate that suits it, and what a larger one would bring. Both are
-    the person's to choose, for with either a job learns otherwise."""
+    """What is to be said of the batch that a round is: the rate that suits it, and what a larger one would bring. Both
+    are the person's to choose, for with either a job learns otherwise."""
     choice, rule = found.choice, found.rule
     if choice is not None and rule is not None and not choice.price.settings.sync.period:
         yield (
-            f"A round is a batch {choice.price.members} times the script's: --scale-lr {rule} raises the learning rate as "
-            "that bears it; compare a short run."
+            f"A round is a batch {choice.price.members} times the script's: --scale-lr {rule} raises the learning rate "
+            "as that bears it; compare a short run."
         )
     if found.larger is not None:
         price = found.larger.price

@@ -177,10 +177,11 @@ def test_a_larger_batch_is_told_where_it_would_help_and_is_not_on_the_line_to_ru
     found = document("--quality", "exact")["larger_batch"]
     assert found["sync"].startswith("bsp,accumulate=")
     mesh.mbit = {BERT: 1e5}
-    shown = run("plan", "--quality", "exact", "train.py")
+    shown = run("plan", "--measure", "--quality", "exact", "train.py")
     assert "With a batch" not in shown.stderr
     assert "A round is a batch 2 times the script's: --scale-lr sqrt raises" in shown.stderr
     assert document()["scale_lr"] == "sqrt"
+
 
 def test_a_group_is_named_on_the_line_to_run(mesh: FakeMesh, endpoint: Endpoint) -> None:
     """With a slow third one, whose cable is the bottleneck, two are faster."""
