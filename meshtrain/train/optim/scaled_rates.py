@@ -11,7 +11,7 @@ kind: what it keeps does not depend on its rate (a test proves it for each), so 
 holds for momenta that codecs keep (`dgc`, `onebit:momentum`), which are sums of gradients.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -22,12 +22,15 @@ from meshtrain.train.model.joint_optimizer import members_of
 from meshtrain.train.model.optimizers import set_option
 from meshtrain.train.optim.hyperparameters import RoundOptions
 from meshwire.messages.learner import RoundDone, SampleSpace
-from meshwire.sync_modes.rate_rule import RateRule
+from meshwire.sync_modes.rate_rule import RateKind, RateRule
 
-BY_SIZE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop)
+BY_SIZE: tuple[type[Optimizer], ...] = (torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop)
 """They divide by the size of gradients: their rate grows with the square root (Malladi et al. 2022)."""
 
-LEGAL = {"linear": (torch.optim.SGD,), "sqrt": (torch.optim.SGD, *BY_SIZE)}
+LEGAL: Mapping[RateKind, tuple[type[Optimizer], ...]] = {
+    "linear": (torch.optim.SGD,),
+    "sqrt": (torch.optim.SGD, *BY_SIZE),
+}
 
 
 def check_scaled(optimizer: Optimizer, rule: RateRule) -> None:
@@ -106,4 +109,4 @@ class ScaledRates:
 
 
 def _rate(value: float | torch.Tensor) -> float:
-    return value.item() if isinstance(value, torch.Tensor) else value
+    return float(value)

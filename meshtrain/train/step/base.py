@@ -139,9 +139,11 @@ class Base:
         if isinstance(self.step.optimizer, JointOptimizer):
             self.step.optimizer.turn_to(self.applied + 1)
         factor = self.options.rate_factor(done)
-        with nullcontext() if told is None else self.options.hyperparameters.in_force(told.groups):
-            with self.options.rates.in_force(self.step.optimizer, factor):
-                self.step.take()
+        with (
+            nullcontext() if told is None else self.options.hyperparameters.in_force(told.groups),
+            self.options.rates.in_force(self.step.optimizer, factor),
+        ):
+            self.step.take()
         self.means.masks.hold()
 
     def conclude(self, done: RoundDone) -> None:

@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from meshwire.message_base import Wire
 from meshwire.sync_modes.mode import SyncSettings
@@ -83,12 +83,10 @@ def parse_rate_rule(typed: str) -> RateRule:
         if len(rest) > 1 or name != "warmup" or not (number.isascii() and number.isdigit() and len(number) <= 8):
             raise ValueError(f"--scale-lr {typed}: {_LEGAL}")
         warmup = int(number)
-    if (warmup or 0) > WARMUP_ROUNDS_MAX:
-        raise ValueError(f"--scale-lr {typed}: {_LEGAL}")
-    match kind:
-        case "linear" | "sqrt":
-            return RateRule(kind=kind, warmup=warmup)
-    raise ValueError(f"--scale-lr {typed}: {_LEGAL}")
+    try:
+        return RateRule.model_validate({"kind": kind, "warmup": warmup})
+    except ValidationError:
+        raise ValueError(f"--scale-lr {typed}: {_LEGAL}") from None
 
 
 def rate_rule_of(typed: str | None, sync: SyncSettings) -> RateRule | None:
