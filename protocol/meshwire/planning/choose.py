@@ -66,9 +66,7 @@ class Pinned:
         """Those that `submit` takes for this model and that have all that is pinned: of what was measured, and where
         nothing was, what `submit` itself would add. Raises ValueError where what is pinned is not legal."""
         legal = [
-            each
-            for each in legal_settings(manifest, self._tried())
-            if not (self.of_gradients and each.sync.period)
+            each for each in legal_settings(manifest, self._tried()) if not (self.of_gradients and each.sync.period)
         ]
         if self.topology is None:
             return legal

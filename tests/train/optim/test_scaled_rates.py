@@ -423,5 +423,6 @@ def test_a_rate_that_is_set_within_the_step_is_an_error_that_says_so() -> None:
         pytest.raises(UsageError, match=r"a hook of optimizer\.step\(\) sets the learning rate"),
         ScaledRates(RateRule(kind="linear")).in_force(optimizer, 2.0),
     ):
+        optimizer.step()
         schedule.step()
     assert optimizer.param_groups[0]["lr"] == 0.1

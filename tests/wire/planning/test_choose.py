@@ -54,6 +54,7 @@ def test_what_goes_with_rounds_of_gradients_alone_keeps_the_modes_that_have_them
     assert {sync for _, sync, _ in found} == {"bsp", "ssp:2"}
     assert found < texts(Pinned().settings(MODEL))
 
+
 def test_what_is_not_legal_says_so() -> None:
     with pytest.raises(ValueError, match="fp8"):
         Pinned(codec="fp8").settings(MODEL)

@@ -84,6 +84,7 @@ def test_accumulation_pays_one_round_that_its_last_step_hides_a_part_of() -> Non
     assert found.sent_bytes == pytest.approx((VECTOR_BYTES / 4,) * 2, rel=0.001)
     assert found.settings.quality is plain.settings.quality
 
+
 def test_a_period_pays_one_round_that_nothing_hides() -> None:
     trace, rate = step(), VECTOR_BYTES / 10
     found = price(job_settings("fp32", "local:8"), quick(cables(2, rate, 0.0)), trace)

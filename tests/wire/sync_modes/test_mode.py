@@ -172,6 +172,7 @@ def test_gradients_of_several_steps_make_a_round() -> None:
         with pytest.raises(ValidationError, match="gradients of 4 steps"):
             SyncSettings.model_validate(made.model_dump() | changes)
 
+
 def test_an_average_that_own_weights_are_drawn_to_waits_for_its_round() -> None:
     assert sync_settings("sma") == sync_settings("sma:1,momentum=0.5,ssp:0")
     assert sync_settings("sma:8,momentum=0").model_copy(update={"central": False}) == sync_settings("local:8")
