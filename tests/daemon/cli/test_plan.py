@@ -167,7 +167,7 @@ def test_train_alone_is_said_by_how_much_and_with_what_helps(mesh: FakeMesh) -> 
 
 def test_a_larger_batch_is_told_where_it_would_help_and_is_not_on_the_line_to_run(mesh: FakeMesh) -> None:
     """O6: it is another batch, so nobody has it who has not typed it."""
-    mesh.mbit = {BERT: 20.0}
+    mesh.mbit = {BERT: 100.0}
     shown = run("plan", "--quality", "exact", "train.py")
     (told,) = (line for line in shown.stderr.splitlines() if "With a batch" in line)
     assert "--sync bsp,accumulate=" in told

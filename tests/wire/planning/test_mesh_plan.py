@@ -242,7 +242,7 @@ def test_codecs_that_a_job_cannot_go_over_to_or_from_are_not_forecast() -> None:
 
 def test_a_larger_batch_is_told_where_it_brings_much_and_never_chosen() -> None:
     """O6: on a slow link rounds of several steps pay; where computing is what takes long, they bring nothing."""
-    slow = plan(1_000_000, 0.5, 20)
+    slow = plan(1_000_000, 0.2, 20)
     best = slow.best((0,), Quality.SAFE)
     larger = slow.larger_batch(best)
     assert larger is not None
