@@ -204,21 +204,21 @@ def stepped_on(daemon: LocalDaemon, make: Make, factor: Callable[[int, float], f
 
 @pytest.mark.parametrize(("make", "rule"), [(momentum, "linear,warmup=6"), (adamw, "sqrt,warmup=0")])
 def test_it_follows_who_is_there(make: Make, rule: str) -> None:
-    """Rank 1 is passed over twice, so that rounds are of two batches or one. Who has contributed and who applies a
-    round later step alike, bit for bit. Without a loader each learner counts as one batch."""
+    """Rank 1 is passed over, comes back, and leaves, so that rounds are of two batches or one. Who has contributed and
+    who applies a round later step alike, bit for bit. Without a loader each learner counts as one batch."""
     models = [net() for _ in range(2)]
 
     def script(session: LearnerSession, rank: int) -> None:
         model, optimizer = session.prepare(models[rank], make(models[rank]))
-        for number in range(10):
+        for number in range(10 - 4 * rank):
             step(model, optimizer, batch(100 * rank + number))
 
     with LocalDaemon(2, sync="ssp:2", straggler="carry", scale_lr=parse_rate_rule(rule)) as daemon:
-        for round_ in (3, 7):
-            daemon.pass_over(1, round_)
+        daemon.pass_over(1, 2)
         daemon.run(script)
         assert all(len(set(ranks.values())) == 1 for ranks in daemon.hashes.values()), "O9: base hashes"
-    assert {len(round_.binds) for round_ in daemon.rounds.rounds.values()} == {1, 2}
+    contributors = [len(round_.binds) for _, round_ in sorted(daemon.rounds.rounds.items())]
+    assert contributors[1] == contributors[-1] == 1 < max(contributors)
     assert_equal(models)
     told = parse_rate_rule(rule)
 
