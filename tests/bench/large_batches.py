@@ -41,12 +41,12 @@ class Study:
 
 STUDIES = (
     Study(
-        "The example CNN on digits, SGD at 0.02 with momentum 0.9, 20 epochs in batches of 32",
-        *("cnn", 32, 900, ("linear", "linear,warmup=0", "sqrt,warmup=0")),
+        "The example CNN on digits, SGD at 0.02 with momentum 0.9, five epochs in batches of 32",
+        *("cnn", 32, 240, ("linear", "linear,warmup=15", "linear,warmup=0", "sqrt,warmup=0")),
     ),
     Study(
         "The demo's GPT, smaller, AdamW at 2e-3, in batches of 8",
-        *("gpt", 8, 480, ("sqrt", "sqrt,warmup=20", "sqrt,warmup=0")),
+        *("gpt", 8, 240, ("sqrt", "sqrt,warmup=15", "sqrt,warmup=0")),
     ),
 )
 

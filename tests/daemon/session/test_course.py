@@ -48,7 +48,7 @@ SPEC = cast(
     SimpleNamespace(
         script="train.py", args=("--lr", "1"), env=(("WANDB_API_KEY", "s3cret"),),
         sync=SimpleNamespace(text=lambda: "bsp"),
-        codec="fp16", topology=None, masks=None, engine="mesh", on_nan="stop", seed=7, checkpoint_every="5",
+        codec="fp16", topology=None, masks=None, scale_lr=None, engine="mesh", on_nan="stop", seed=7, checkpoint_every="5",
         resume=None, requirements=(), restarts_max=None, as_module=False,
     ),
 )  # fmt: skip
@@ -206,7 +206,7 @@ def test_no_value_of_an_environment_variable_is_in_it() -> None:
     assert told["arguments"] == "--lr 1"
     assert "topology" not in told
     assert "scale-lr" not in told
-    scaled = SPEC.model_copy(update={"scale_lr": parse_rate_rule("linear,warmup=9")})
+    scaled = cast(Any, SimpleNamespace(**vars(SPEC) | {"scale_lr": parse_rate_rule("linear,warmup=9")}))
     assert dict(described(scaled))["scale-lr"] == "linear,warmup=9"
 
 
