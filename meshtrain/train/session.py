@@ -143,7 +143,7 @@ class LearnerSession:
             loader: described, for the comparison between peers.
         """
         spec = self._welcome.spec
-        check_optimizer(optimizer, spec.sync)
+        check_optimizer(optimizer, spec.sync, spec.scale_lr)
         if scaler is not None and isinstance(optimizer, JointOptimizer):
             raise NotSupported(
                 "a GradScaler with several optimizers: its skipped steps could not be told apart. Use bfloat16, which "

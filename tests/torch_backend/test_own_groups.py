@@ -128,6 +128,7 @@ async def test_nothing_takes_the_place_of_torchs_process_groups(
         ({"codec": "fp16"}, "Leave out --codec fp16, or --engine torchrun"),
         ({"sync": "ssp:2", "topology": "ring"}, "Leave out --sync ssp:2 and --topology, or"),
         ({"masks": "0.8"}, "--masks"),
+        ({"scale_lr": "linear"}, "--scale-lr"),
         ({"straggler": "wait"}, "--straggler"),
         ({"visibility": "fixed"}, "--visibility"),
         ({"own": "0"}, "--own"),

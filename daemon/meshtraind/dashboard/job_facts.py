@@ -15,6 +15,9 @@ from meshwire.messages.job import JobSummary, Metrics
 from meshwire.sync_modes.mode import SyncSettings, sync_settings
 from meshwire.sync_modes.settings_changes import local_steps, told_of
 
+TYPED = ("sync", "codec", "topology", "masks", "scale-lr")
+"""Settings of a course that are shown as they are typed."""
+
 
 @dataclass
 class WatchedJob:
@@ -60,7 +63,7 @@ def _plan(job: JobSummary, settings: dict[str, str]) -> str:
     if job.codec is None:
         return ""
     known = settings | {"codec": job.codec}
-    begun = " ".join(f"--{name} {known[name]}" for name in ("sync", "codec", "topology", "masks") if name in known)
+    begun = " ".join(f"--{name} {known[name]}" for name in TYPED if name in known)
     by = {"plan": " (by itself, for the network was no more what it was planned for)"}
     changes = [f"{told_of(job.changes, one)}{by.get(one.by, '')}" for one in job.changes]
     return ", ".join([begun, *changes])

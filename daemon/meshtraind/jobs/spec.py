@@ -24,6 +24,7 @@ from meshwire.model.plan import BUCKET_BYTES
 from meshwire.peer_news import joined
 from meshwire.sync_modes.codec_for_mode import codec_of
 from meshwire.sync_modes.mode import SyncSettings, sync_settings
+from meshwire.sync_modes.rate_rule import rate_rule_of
 
 
 def check_settings(body: Submit, *, unequal_peers: bool) -> SyncSettings:
@@ -35,6 +36,7 @@ def check_settings(body: Submit, *, unequal_peers: bool) -> SyncSettings:
         )
         codec = codec_of(sync, body.codec)
         masks_of(body.masks, sync, codec)
+        rate_rule_of(body.scale_lr, sync)
         collective_for(codec, body.topology)
     except ValueError as error:
         raise RequestFailed(str(error)) from error
@@ -55,6 +57,7 @@ def check_engine(body: Submit) -> None:
         f"--codec {body.codec}": body.codec not in (None, "fp32"),
         "--topology": body.topology is not None,
         "--masks": body.masks is not None,
+        "--scale-lr": body.scale_lr is not None,
         "--straggler": body.straggler is not None,
         "--visibility": body.visibility is not None,
         "--own": body.own is not None,
@@ -106,6 +109,7 @@ def make_spec(
         codec=str(codec),
         topology=str(collective_for(codec, body.topology).topology),
         masks=masks_of(body.masks, sync, codec),
+        scale_lr=rate_rule_of(body.scale_lr, sync),
         on_nan=body.on_nan,
         seed=secrets.randbits(62) if seed is None else seed,
         bucket_bytes=body.bucket_bytes or BUCKET_BYTES,

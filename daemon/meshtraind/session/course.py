@@ -132,6 +132,7 @@ def described(spec: JobSpec, changes: Sequence[SettingsChange] = ()) -> tuple[tu
         "changed": "; ".join(told_of(changes, one) for one in changes),
         "topology": spec.topology or "",
         "masks": "" if spec.masks is None else str(spec.masks),
+        "scale-lr": "" if spec.scale_lr is None else spec.scale_lr.text(),
         "engine": spec.engine,
         "a gradient that is not finite": spec.on_nan,
         "seed": str(spec.seed),

@@ -10,9 +10,10 @@ from typing import Annotated
 import typer
 
 from meshtrain.cli.planning.codec_prices import processor_prices
+from meshtrain.cli.planning.job_choice import best_together
 from meshtrain.cli.planning.linked_mesh import assumptions, find_mesh
 from meshtrain.cli.planning.mesh_verdict import COLUMNS as PLAN_COLUMNS
-from meshtrain.cli.planning.mesh_verdict import mesh_document, mesh_rows, play, reason, submit_line
+from meshtrain.cli.planning.mesh_verdict import batch_notes, mesh_document, mesh_rows, play, reason, submit_line
 from meshtrain.cli.planning.other_programs import OtherPrograms
 from meshtrain.cli.planning.verdict import COLUMNS, document, introduction, rows, verdict
 from meshtrain.cli.submission.measuring import MEASURE_TIMEOUT_S, NotMeasured, trace
@@ -31,6 +32,7 @@ from meshwire.planning.price import Pricing
 from meshwire.planning.quality import EVIDENCE, Quality, recommendable
 from meshwire.planning.step_trace import TracedScript
 from meshwire.planning.what_if import Cell, WhatIf
+from meshwire.sync_modes.rate_rule import RULE_OF
 from meshwire.text import printable
 
 CELL_RTT_MS = 5.0
@@ -86,7 +88,9 @@ def plan(
         mesh = MeshPlan(pricing, traced.step, links, work=prices.work, hubs=hubs)
         found = play(mesh, there, quality, mesh.groups(), stages)
         fast = mesh.best(mesh.everybody if found.choice is None else found.choice.others, Quality.FAST)
-        found = replace(found, fast=fast)
+        size, larger = traced.measurement.size, mesh.larger_batch(best_together(found))
+        rule = RULE_OF.get(size.optimizer) if size.optimizer_known else None
+        found = replace(found, fast=fast, larger=larger, rule=rule)
     told, line = reason(found), submit_line(found, script, args or (), typed_data, as_module=module)
     if json:
         print_json(mesh_document(found, told, line))
@@ -100,6 +104,8 @@ def plan(
         say(note)
     print_table(PLAN_COLUMNS, mesh_rows(found), "SETTINGS")
     say(told)
+    for note in batch_notes(found):
+        say(note)
     say(f"Run it: {printable(line)}")
     say("Predicted, not measured: compare it with meshtrain top, once the job runs.")
 

@@ -42,6 +42,7 @@ from meshwire.planning.choose import Pinned
 from meshwire.planning.quality import Quality
 from meshwire.sync_modes.codec_for_mode import codec_of
 from meshwire.sync_modes.mode import SyncSettings, sync_settings
+from meshwire.sync_modes.rate_rule import rate_rule_of
 
 if TYPE_CHECKING:
     from meshtrain.packing.tree import Packed
@@ -117,7 +118,8 @@ def submit(
         typer.Option(
             "--sync",
             metavar="MODE",
-            help="bsp: all take every step together. ssp:S: nobody waits for a device that is less than S steps late; "
+            help="bsp: all take every step together; bsp,accumulate=A: after each A steps, of all their gradients, as "
+            "one batch A times as large. ssp:S: nobody waits for a device that is less than S steps late; "
             "ssp:2 suits laptops. local:H: H steps on each device's own weights, then their mean. "
             "diloco:H: then DiLoCo's outer step; ,rate= and ,momentum= set it. "
             "sparseloco:H: the same with 200 times fewer bytes. muloco:H: with Muon in place of AdamW for hidden "
@@ -174,6 +176,16 @@ def submit(
             metavar="PART[,every=N,move=PART,until=N]",
             help="Train without PART of the weights, 0.8: only the others travel. In every Nth round (100) a part of "
             "them (0.3, falling to 0 until round N) is exchanged for weights with larger gradients.",
+        ),
+    ] = None,
+    scale_lr: Annotated[
+        str | None,
+        typer.Option(
+            "--scale-lr",
+            metavar="linear|sqrt[,warmup=N]",
+            help="Multiply the script's learning rate, as a larger batch bears it: linear, for SGD, by how many of the "
+            "script's batches a round holds; sqrt, for Adam, AdamW and RMSprop, by the root of that. It rises over N "
+            "rounds (else 5 epochs, at most 780 rounds), and follows who is there.",
         ),
     ] = None,
     on_nan: Annotated[OnNan, typer.Option("--on-nan", help="A gradient with NaN or inf: stop, or skip.")] = OnNan.STOP,
@@ -334,9 +346,10 @@ def submit(
         raise typer.Exit(_resubmit(context, resume, chosen_members, notify, data_dir, detach=detach, json=json))
     if resume is not None and seed is not None:
         raise BadCommandLine("--resume keeps the seed of its job, so that no sample is used twice", "it without --seed")
-    typed = JobChoice(Pinned(sync, codec, topology), _names(on), count, count_max, shares)
+    pinned = Pinned(sync, codec, topology, of_gradients=scale_lr is not None)
+    typed = JobChoice(pinned, _names(on), count, count_max, shares)
     settings, chosen_codec, chosen_masks = _settings(
-        typed.sync, straggler, visibility, own, shares, checkpoint_every, codec, masks, topology
+        typed.sync, straggler, visibility, own, shares, checkpoint_every, codec, masks, topology, scale_lr
     )
     waits = _waits(partition_wait)
     root = Path.cwd()
@@ -375,7 +388,8 @@ def submit(
             source, shipped_data = pack(root, relative, data, include or (), exclude or (), stages)
         by_daemons = engine is EngineName.MESH and not independent
         if by_daemons and uses_process_groups(source.manifest, source.root, relative, as_module=module):
-            if typed.pinned.sync or masks or typed.pinned.topology or chosen_codec.name not in GROUP_CODECS:
+            of_rounds = typed.pinned.sync or masks or scale_lr or typed.pinned.topology
+            if of_rounds or chosen_codec.name not in GROUP_CODECS:
                 raise BadCommandLine(f"{script} uses torch.distributed: {GROUP_SETTINGS}", "it without them")
             sent = "" if chosen_codec == FP32 else f"; DistributedDataParallel's gradients travel as {chosen_codec}"
             say(f"{script} uses torch.distributed: one rank on each laptop, exact sums{sent}")
@@ -396,7 +410,7 @@ def submit(
             settings, chosen_codec, chosen_masks = _settings(
                 chosen.sync,
                 *(straggler, visibility, own, chosen.shares, checkpoint_every),
-                *(chosen.pinned.codec, masks, chosen.pinned.topology),
+                *(chosen.pinned.codec, masks, chosen.pinned.topology, scale_lr),
             )
         at = Path(folder)
         body = Submit(
@@ -422,6 +436,7 @@ def submit(
             codec=chosen.pinned.codec,
             topology=chosen.pinned.topology,
             masks=masks,
+            scale_lr=scale_lr,
             on_nan=on_nan.value,
             seed=seed,
             bucket_bytes=None,
@@ -528,6 +543,7 @@ def _settings(
     codec: str | None,
     masks: str | None,
     topology: str | None,
+    scale_lr: str | None,
 ) -> tuple[SyncSettings, CodecSpec, MaskSettings | None]:
     """How the members keep in step, and what travels.
 
@@ -539,6 +555,7 @@ def _settings(
         settings = sync_settings(sync, straggler, visibility, own, shares)
         chosen_codec = codec_of(settings, codec)
         collective_for(chosen_codec, topology)
+        rate_rule_of(scale_lr, settings)
         check_fragments(settings, chosen_codec, partial=masks is not None)
         return settings, chosen_codec, masks_of(masks, settings, chosen_codec)
     except ValueError as error:

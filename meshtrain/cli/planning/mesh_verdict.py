@@ -1,7 +1,7 @@
 """What `plan` has found: a table, the choice with its reason, and the line to type."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +48,9 @@ class Planned:
         options: the best of that quality for each group.
         default: all together with `submit --no-plan`.
         fast: the chosen group, or all, with the best of any quality that was measured; None: that was not looked for.
+        larger: the chosen group, or the best one, with a round after several steps; None: that brings little, or was
+            not looked for.
+        rule: how the rate of the script's optimizer follows the batch, as typed after --scale-lr; None: not known.
         choice: None: train alone.
         takes_all: a job that names nobody runs on exactly these devices.
         hubs: names of those that could be in it, too.
@@ -63,6 +66,8 @@ class Planned:
     takes_all: bool
     alone: int = 0
     hubs: Sequence[str] = ()
+    larger: Option | None = None
+    rule: str | None = None
 
 
 def devices_of(named: Sequence[tuple[str, str]]) -> list[Device]:
@@ -193,6 +198,25 @@ def _with_fast(found: Planned) -> str:
     return f" With --quality fast: {times(price.against_one)}, {typed_for(found.fast)}."
 
 
+def batch_notes(found: Planned) -> Iterator[str]:
+    """What is to be said of the batch that a round is: the rate that suits it, and what a larger one would bring. Both
+    are the person's to choose, for with either a job learns otherwise."""
+    choice, rule = found.choice, found.rule
+    if choice is not None and rule is not None and not choice.price.settings.sync.period:
+        yield (
+            f"A round is a batch {choice.price.members} times the script's: --scale-lr {rule} raises the learning rate "
+            "as that bears it; compare a short run."
+        )
+    if found.larger is not None:
+        price = found.larger.price
+        steps = price.settings.sync.accumulate
+        yield (
+            f"With a batch that is {steps} times larger still, {_names(found, found.larger)} would do "
+            f"{times(price.against_one)} of one: {typed_for(found.larger)} has a round after each {steps} steps"
+            + (f"; try --scale-lr {rule} with it." if rule is not None else ".")
+        )
+
+
 def submit_line(found: Planned, script: str, args: Sequence[str], data: str | None, *, as_module: bool = False) -> str:
     """The command that does what was chosen, whole, and chooses nothing anew. `script`: as it was typed, a module's
     name where it is run `as_module`."""
@@ -227,6 +251,8 @@ def mesh_document(found: Planned, told: str, line: str) -> dict[str, Any]:
         "options": [option_document(option) for option in found.options],
         "default": option_document(found.default),
         "fast": None if found.fast is None else option_document(found.fast),
+        "scale_lr": found.rule,
+        "larger_batch": None if found.larger is None else option_document(found.larger),
         "choice": None if found.choice is None else option_document(found.choice),
         "reason": told,
         "command": line,

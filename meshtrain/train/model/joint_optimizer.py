@@ -152,7 +152,7 @@ def check_joint(optimizer: Optimizer, sync: SyncSettings, codec: CodecSpec, *, p
     """
     if not isinstance(optimizer, JointOptimizer):
         return
-    if sync.period or sync.staleness or sync.signs:
+    if sync.period or sync.staleness or sync.signs or sync.accumulate > 1:
         raise NotSupported(
             f"--sync {sync.text()} with several optimizers: between two of them a step would have to wait for the "
             "round before it in any case. Use --sync bsp"

@@ -34,11 +34,13 @@ class RoundOptions(Wire):
         groups: the numbers among the options of each param group, as when `mt.prepare` was called.
         clip: given to `mt.clip_grad_norm_` in the step before; None without it (O4, clipping).
         clip_known: false in a learner's first step, which has not come so far.
+        alone: samples of such a step where one learner trains by itself; None: rates do not follow samples (O12).
     """
 
     groups: tuple[GroupValues, ...]
     clip: Annotated[float, Field(ge=0)] | None = None  # infinite: only the norm was asked for
     clip_known: bool = False
+    alone: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
 
 class Hyperparameters:
@@ -55,14 +57,14 @@ class Hyperparameters:
         self._told: tuple[GroupValues, ...] | None = None  # by the newest bind
         self.ever_late = False
 
-    def pack(self, clip: float | None, *, clip_known: bool) -> bytes:
+    def pack(self, clip: float | None, *, clip_known: bool, alone: float | None = None) -> bytes:
         """The values now, for a bind.
 
         Raises MeshtrainError when they are no longer what they were at `mt.prepare`, e.g. a learning rate of NaN.
         """
         try:
             self._told = self._values()
-            return RoundOptions(groups=self._told, clip=clip, clip_known=clip_known).pack()
+            return RoundOptions(groups=self._told, clip=clip, clip_known=clip_known, alone=alone).pack()
         except (KeyError, ValidationError) as error:
             raise MeshtrainError(f"the options of {self._name} cannot be told to the other peers: {error}") from error
 

@@ -35,8 +35,9 @@ class OwnSteps:
 
     `ahead` is what the optimizer makes of the base by stepping on the own gradients, oldest first, as if each were its
     round's mean: with momentum, second moments and weight decay as they will be, under the options that the bind of
-    each has told. A clone of the optimizer takes these steps, so the state of the optimizer itself stays that of the
-    base. With c = 1, without clipping, and if nobody else contributes, `ahead` is the base to come, bit for bit.
+    each has told, at rates multiplied as in the newest round (O12). A clone of the optimizer takes these steps, so the
+    state of the optimizer itself stays that of the base. With c = 1, without clipping, and if nobody else contributes,
+    `ahead` is the base to come, bit for bit.
 
     Args:
         parameters: that are trained.
@@ -106,7 +107,7 @@ class OwnSteps:
     @torch.no_grad()
     def go_ahead(self, base: Sequence[torch.Tensor]) -> None:
         """The parameters, which hold the base as `base` does, hold the view."""
-        ahead = clone_optimizer(self._step.optimizer)
+        ahead, rates = clone_optimizer(self._step.optimizer), self._options.rates
         gradients = [parameter.grad for parameter in self._parameters]
         try:
             for own in self._own.values():
@@ -114,7 +115,8 @@ class OwnSteps:
                     self._options.hyperparameters.give(ahead, own.options.groups)
                 for parameter, gradient in zip(self._parameters, own.gradients, strict=True):
                     parameter.grad = gradient
-                self._step.take_with(ahead)
+                with rates.in_force(ahead, rates.newest):
+                    self._step.take_with(ahead)
         finally:
             for parameter, gradient in zip(self._parameters, gradients, strict=True):
                 parameter.grad = gradient

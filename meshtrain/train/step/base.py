@@ -118,7 +118,7 @@ class Base:
             self.decide_masks(done)
             told = self.options.unpack(done.hyperparameters)
             with self._lent_means(done, told), self._without_scaler():
-                self.step_under(told)
+                self.step_under(done, told)
             self.buffers.take(self.means.slots.result, done.integers, self.means.plans.of(done.round))
         self.conclude(done)
 
@@ -133,13 +133,17 @@ class Base:
         """Which weights are kept after a round that is not void. The parameters hold the base before it."""
         self.means.masks.decide(done.round, self.means.whole_tensors(done))
 
-    def step_under(self, told: RoundOptions | None) -> None:
-        """The optimizer steps on the gradients in `p.grad`, with a round's options (O3, leader's options); None: with
-        its own."""
+    def step_under(self, done: RoundDone, told: RoundOptions | None) -> None:
+        """The optimizer steps on the gradients in `p.grad`, with a round's options (O3, leader's options; None: with
+        its own), and rates that follow the samples in it (O12, scaled rates)."""
         self.kept.dirty()
         if isinstance(self.step.optimizer, JointOptimizer):
             self.step.optimizer.turn_to(self.applied + 1)
-        with nullcontext() if told is None else self.options.hyperparameters.in_force(told.groups):
+        factor = self.options.rate_factor(done)
+        with (
+            nullcontext() if told is None else self.options.hyperparameters.in_force(told.groups),
+            self.options.rates.in_force(self.step.optimizer, factor),
+        ):
             self.step.take()
         self.means.masks.hold()
 

@@ -121,7 +121,7 @@ class StepBoundary:
         """Applies the rounds that the daemon gives until the step may start, then shows what it computes with."""
         step = self._contribution.step
         self._wait(lambda: self._started == step, f"step {step} for its start")
-        self._contribution.aim_at(self.decided + 1)
+        self._contribution.aim_at(self.decided + 1, self.local_steps)
         if self._growing is not None:
             self._growing.enter_round(self.decided + 1)
         self._base.begin_step()
@@ -233,6 +233,13 @@ class StepBoundary:
             self._waits = False
 
     def _apply(self, done: RoundDone) -> None:
+        self.apply(done)
+        self.local_steps = done.local_steps
+        self._saver.save_due()
+
+    def apply(self, done: RoundDone) -> None:
+        """A round goes into the base without the script. Raises UsageError where this script does more to a round than
+        the learner knows of."""
         late = None
         if self._untouched.ever_changed:
             late = "changes gradients after backward()", "clip with mt.clip_grad_norm_"
@@ -244,8 +251,6 @@ class StepBoundary:
                 f"which this peer cannot do alike: {late[1]}, or submit with --shares equal"
             )
         self._base.apply(done)
-        self.local_steps = done.local_steps
-        self._saver.save_due()
 
     def _leave_step(self) -> bool:
         """This learner is about to be absent: the daemon forgets a step that has begun and sent nothing.

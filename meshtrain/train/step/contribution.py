@@ -38,6 +38,7 @@ class StepContribution:
         spans: those of them that travel in the round at hand, in the plan's order.
         step: number of the step that is being computed, from 1.
         round: that it is for, as far as is known (T1).
+        passes: backward passes whose gradients are in it so far (O6).
         samples: how many it covers.
         hyperparameters: what its bind said.
         filled: spans that hold something.
@@ -65,7 +66,7 @@ class StepContribution:
         self._what = what
         self._buffer_spans = [index for index, span in enumerate(plan.spans) if specs[span.tensor].kind == "buffer"]
         self._raw = means.slots.raw(1)
-        self._taken = BoundSamples(1.0, (), 0)
+        self._taken = BoundSamples(1.0, 1.0, (), 0)
         self.trained = [index for index, span in enumerate(plan.spans) if specs[span.tensor].kind == "parameter"]
         self.step = 1
         self.hyperparameters = b""
@@ -76,8 +77,10 @@ class StepContribution:
         self.aim_at(1)
         self._reset()
 
-    def aim_at(self, round_: int) -> None:
-        """The step that begins is for this round, whose plan says what travels, by T1 (travel)."""
+    def aim_at(self, round_: int, passes: int = 1) -> None:
+        """The step that begins is for this round, whose plan says what travels, by T1 (travel), and takes so many
+        backward passes."""
+        self._passes_due = passes
         plan = self._means.plans.of(round_)
         self.round = round_
         if plan is not self._plan and self._packs:
@@ -88,11 +91,41 @@ class StepContribution:
         self.spans: Mapping[int, None] = dict.fromkeys(index for index in self.trained if plan.spans[index].count)
         self._open = [len(bucket.spans) for bucket in plan.buckets]  # spans that are missing, by bucket
 
-    def begin(self) -> None:
-        """The next write is the step's first: its weight and samples are what was handed out until now (R2, bind)."""
+    @property
+    def is_last(self) -> bool:
+        """Whether the backward pass that begins is the one behind which the contribution leaves."""
+        return self.passes + 1 >= self._passes_due
+
+    @property
+    def holds(self) -> bool:
+        """Whether there are gradients of earlier passes that are still to leave."""
+        return self.passes > 0 and not self.sealed
+
+    def hold(self) -> None:
+        """A backward pass begins whose gradients stay here for a later one, each by the samples of its own pass."""
+        self._raw = self._means.slots.raw(self.step)
+        portion = self._drawn.portion()
+        self._portion = portion.weight
+        self._weight += portion.weight
+        self._alone += portion.alone
+        self.passes += 1
+
+    def begin(self, *, last: bool = True) -> None:
+        """The next write is the step's first that may leave: its weight and samples are what was handed out until now
+        (R2, bind).
+
+        Args:
+            last: a backward pass begins, too; else all gradients are there.
+        """
+        if self.passes and last:
+            self.hold()
         self._taken = self._drawn.take(self.step)
+        if self.passes:
+            self._taken = self._taken._replace(weight=self._weight, alone=self._alone / self.passes)
+        else:
+            self._portion = self._taken.weight
         self.samples = int(self._taken.weight) if self._taken.blocks else 0
-        self.hyperparameters = self._options.pack() if self._options is not None else b""
+        self.hyperparameters = b"" if self._options is None else self._options.pack(self._taken.alone)
         self._raw = self._means.slots.raw(self.step)
 
     @property
@@ -102,17 +135,30 @@ class StepContribution:
 
     def weigh(self, weight: float) -> None:
         """It stands for so many samples, those of earlier ones among them."""
-        self._taken = self._taken._replace(weight=weight)
+        self._taken, self._portion = self._taken._replace(weight=weight), weight
 
     def write(self, index: int, values: torch.Tensor, divisor: float = 1.0) -> None:
-        """w * values / divisor into the place of span `index`, whose tensor counts as used (O5). Where not all values
-        travel, the kept ones."""
+        """w * values / divisor into the place of span `index`, whose tensor counts as used (O5), beside what earlier
+        passes have left there. Where not all values travel, the kept ones."""
+        self._put(index, values, divisor)
+        self.filled.add(index)
+        self._open[self._bucket_of[index]] -= 1
+
+    def keep(self, index: int, values: torch.Tensor, divisor: float = 1.0) -> None:
+        """As `write`, in a pass of which nothing leaves."""
+        self._put(index, values, divisor)
+        self._kept.add(index)
+
+    def _put(self, index: int, values: torch.Tensor, divisor: float) -> None:
         span = self._plan.spans[index]
         if (places := self._means.masks.places(span.tensor)) is not None and span.count < values.numel():
             values = packed(values, places)
-        place, factor = self._raw[span.start : span.start + span.count], self._taken.weight / divisor
+        place, factor = self._raw[span.start : span.start + span.count], self._portion / divisor
         plain = values.dtype is torch.float32 and values.device.type == "cpu"
-        if plain and values.is_contiguous():
+        if index in self._kept:
+            view(self._raw, span, values.shape).add_(values.to(place), alpha=factor)
+            finite = are_finite(place)
+        elif plain and values.is_contiguous():
             finite = write_scaled(values.view(-1), factor, place)
         else:
             shaped = view(self._raw, span, values.shape)
@@ -123,14 +169,16 @@ class StepContribution:
             finite = are_finite(place)
         if not finite:
             self._broken.add(index)
-        self.filled.add(index)
         self._used.add(span.tensor)
-        self._open[self._bucket_of[index]] -= 1
 
     def leave_out(self, index: int) -> None:
-        """This learner has nothing for span `index`: it counts as zero."""
+        """This learner has nothing, or nothing more, for span `index`: it counts as what earlier passes have left, or
+        as zero."""
         span = self._plan.spans[index]
-        self._raw[span.start : span.start + span.count].zero_()
+        if index in self._kept:
+            self.filled.add(index)
+        else:
+            self._raw[span.start : span.start + span.count].zero_()
         self._open[self._bucket_of[index]] -= 1
 
     def send_full(self, *, overflows: bool = False) -> None:
@@ -222,6 +270,8 @@ class StepContribution:
         self.sealed = self.poisoned = self._lost = False
         self.done = None
         self.samples = 0
+        self.passes, self._weight, self._alone, self._portion = 0, 0.0, 0.0, 1.0
+        self._kept: set[int] = set()  # spans that earlier passes have written
         self.filled: set[int] = set()
         self._broken: set[int] = set()  # of them, those that are not finite
         self._used: set[int] = set()  # their tensors

@@ -77,8 +77,21 @@ class GradientStep:
         return self._hooks.no_sync()
 
     def end_period(self) -> bool:
-        """Each step is a round: there is never one under way."""
-        return False
+        """Gradients of steps that wait for further ones (O6) become a round now. Returns whether there were any.
+
+        Raises as `Base.apply`, and UsageError where the script changes gradients between backward() and step() itself.
+        """
+        if not self._contribution.holds:
+            return False
+        done = self._hooks.contribute_early()
+        if done is not None:
+            if done.void:
+                self._base.buffers.restore()
+            self._boundary.apply(done)
+        self._hooks.next_step()
+        self._boundary.end_step(done)
+        self._base.options.clipping.step_ended()
+        return True
 
     def close(self) -> None:
         """The optimizer steps as it did before."""
@@ -101,6 +114,8 @@ class GradientStep:
                 self._joint.check_turn()
             self._end_step()
             self._pass_turn()
+        elif self._hooks.unstepped:
+            self._end_pass()
         elif self._staleness == 0:
             if self._joint is not None:
                 self._joint.check_once()
@@ -135,6 +150,13 @@ class GradientStep:
         if self._contribution.sealed and not self.rehearsal.on:
             self._check()
             self._end_step(skip=True)
+        elif self._hooks.unstepped and not self.rehearsal.on:
+            self._end_pass()
+
+    def _end_pass(self) -> None:
+        """The script has stepped, and its gradients wait for those of further steps."""
+        self._untouched.note()
+        self._hooks.next_pass()
 
     def _end_step(self, *, skip: bool = False) -> None:
         """Returns when the next step may start, with the model as it is to compute with.
@@ -148,8 +170,7 @@ class GradientStep:
             if not skip:
                 self._base.options.hyperparameters.note()
                 # Equal options may have changed since the bind, alike on all peers, as in a script without a job.
-                equal = done.hyperparameters == self._contribution.hyperparameters
-                self._base.step_under(None if equal else self._base.options.unpack(done.hyperparameters))
+                self._base.step_under(done, self._base.options.of_another(done, self._contribution.hyperparameters))
             if not done.start:  # other rounds may come before the next step
                 self._lent.own_all()
             self._base.conclude(done)
@@ -188,6 +209,11 @@ class GradientStep:
                 )
             self._base.options.clipping.note(max_norm)
             return torch.tensor(math.sqrt(self._base.squared_norm))
+        if covers and self._hooks.unstepped:  # of no effect, but for a round that ends early
+            self._base.options.clipping.note(max_norm)
+            norm = torch.nn.utils.clip_grad_norm_(given, max_norm)
+            self._untouched.remember()
+            return norm
         if not covers or done is None or done.void or self._untouched.changed() is not None:
             return torch.nn.utils.clip_grad_norm_(given, max_norm)
         self._base.options.clipping.note(max_norm)

@@ -24,6 +24,7 @@ from meshtrain.train.optim.loss_scaling import LossScaling
 from meshtrain.train.optim.stale_view import StaleView
 from meshtrain.train.step.base import Base
 from meshtrain.train.step.contribution import StepContribution
+from meshwire.messages.learner import RoundDone
 
 REENTRANT_CODE: CodeType = CheckpointFunction.backward.__code__
 
@@ -40,6 +41,8 @@ class GradientHooks:
 
     Attributes:
         idle: while it is set, gradients stay where they are.
+        unstepped: a backward pass has ended whose gradients wait for later ones (O6), and the script has not called
+            `optimizer.step()` behind it.
     """
 
     def __init__(
@@ -63,7 +66,9 @@ class GradientHooks:
         self._places = base.means.tensors.places
         self._lock = threading.RLock()  # a model on several devices has several backward threads
         self._paused = 0
-        self.idle = False
+        self.idle = self.unstepped = False
+        self._last = True  # of the running pass: the contribution leaves with it
+        self._reached: set[int] = set()  # spans, by the running pass
         self._scale = 1.0
         self._task: int | None = None  # autograd's id of the running synchronised pass
         self._accumulated = False
@@ -85,7 +90,7 @@ class GradientHooks:
         """Called before the optimizer steps. Raises UsageError when it would step on gradients of this peer alone."""
         if self._task is not None:
             raise UsageError(FAILED_BACKWARD)
-        if self._accumulated and not self._contribution.sealed:
+        if self._accumulated and not (self._contribution.sealed or self.unstepped):
             raise UsageError(UNSYNCHRONISED)
 
     def next_step(self) -> None:
@@ -93,6 +98,23 @@ class GradientHooks:
         self._untouched.forget()
         self._task = None
         self._accumulated = False
+
+    def next_pass(self) -> None:
+        """The script has stepped behind a pass whose gradients wait for later ones."""
+        self._untouched.forget()
+        self.unstepped = self._accumulated = False
+
+    def contribute_early(self) -> RoundDone | None:
+        """What earlier passes have left becomes the contribution, for no further pass will follow soon. Returns its
+        round, whose means are in the result slot; None: the step is lost."""
+        contribution = self._contribution
+        self._lent.own_all()
+        contribution.begin(last=False)
+        for index in contribution.spans:
+            contribution.leave_out(index)
+        contribution.seal(overflows=self._scaling.active)
+        contribution.sealed = True
+        return contribution.wait_round()
 
     def close(self) -> None:
         """Removes the hooks; gradients are the script's own."""
@@ -114,23 +136,29 @@ class GradientHooks:
                 task = torch._C._current_graph_task_id()
                 if self._task is None:
                     self._begin(task)
-                elif task != self._task or index in self._contribution.filled:
+                elif task != self._task or index in self._reached:
                     self._refuse_second()
                 if index in self._contribution.spans:
                     self._write(index, parameter)
                     self._release(parameter)
-                self._contribution.send_full(overflows=self._scaling.active)
+                if self._last:
+                    self._contribution.send_full(overflows=self._scaling.active)
 
         return on_gradient
 
     def _begin(self, task: int) -> None:
         if inside_reentrant_checkpoint():
             raise NotSupported(REENTRANT)
-        if self._contribution.sealed:
+        if self._contribution.sealed or self.unstepped:
             raise UsageError(SECOND_BACKWARD)
         self._task = task
         self._scale = self._scaling.current_scale()
-        self._contribution.begin()
+        self._last = self._contribution.is_last
+        self._reached.clear()
+        if self._last:
+            self._contribution.begin()
+        else:
+            self._contribution.hold()
         Variable._execution_engine.queue_callback(self._finish)
 
     def _refuse_second(self) -> None:
@@ -145,12 +173,17 @@ class GradientHooks:
             raise NotSupported(SPARSE.format(self._spans[index].name))
         added = self._base.step.contributed(parameter, gradient, self._scale)
         assert added is not None
-        self._contribution.write(index, added, self._scale)
+        self._add(index, added)
+
+    def _add(self, index: int, values: torch.Tensor) -> None:
+        self._reached.add(index)
+        add = self._contribution.write if self._last else self._contribution.keep
+        add(index, values, self._scale)
 
     def _release(self, parameter: torch.Tensor) -> None:
         """With s=0 the mean takes the gradient's place, and this memory serves the next gradient: it is in the cache,
         and need not be asked for again. A hook of the script on the same parameter may still look at it."""
-        if self._staleness == 0 and len(parameter._post_accumulate_grad_hooks or ()) == 1:
+        if self._last and self._staleness == 0 and len(parameter._post_accumulate_grad_hooks or ()) == 1:
             parameter.grad = None
 
     # Its end
@@ -163,8 +196,12 @@ class GradientHooks:
             for index in contribution.spans:
                 if index in anothers:
                     contribution.leave_out(index)
-                elif index not in contribution.filled:
+                elif index not in self._reached:
                     self._fill_unreached(index)
+            if not self._last:
+                self._task, self.unstepped = None, True
+                self._untouched.remember()
+                return
             contribution.seal(overflows=self._scaling.active)
             if self._staleness == 0:
                 self._take_round()
@@ -189,8 +226,8 @@ class GradientHooks:
         if parameter.grad is not None:
             self._write(index, parameter)
         elif (added := self._base.step.contributed(parameter, None, self._scale)) is not None:
-            self._contribution.write(index, added, self._scale)
-        else:
+            self._add(index, added)
+        elif self._last:
             self._contribution.leave_out(index)
 
     def _take_round(self) -> None:

@@ -14,6 +14,7 @@ from meshtrain.train.model.joint_optimizer import check_joint
 from meshtrain.train.model.tensors import ModelTensors
 from meshtrain.train.optim.frozen_variance import check_variance_possible
 from meshtrain.train.optim.momentum_handover import momentum_of
+from meshtrain.train.optim.scaled_rates import check_scaled
 from meshtrain.train.optim.sign_sgd import check_signs_possible
 from meshtrain.train.partial import masks as masked
 from meshtrain.train.partial import progressive
@@ -26,6 +27,7 @@ from meshwire.model.manifest import TensorSpec
 from meshwire.model.masks import NOT_BOTH, MaskSettings
 from meshwire.model.schedule import Travel, refusal
 from meshwire.sync_modes.mode import SyncSettings
+from meshwire.sync_modes.rate_rule import RateRule
 
 
 @dataclass(frozen=True)
@@ -44,13 +46,16 @@ class PreparedModel:
     of_muon: Sequence[torch.nn.Parameter] = ()
 
 
-def check_optimizer(optimizer: torch.optim.Optimizer, sync: SyncSettings) -> None:
-    """Raises NotSupported for an optimizer that cannot work with averaged gradients, or not with this `--sync`."""
+def check_optimizer(optimizer: torch.optim.Optimizer, sync: SyncSettings, scale_lr: RateRule | None = None) -> None:
+    """Raises NotSupported for an optimizer that cannot work with averaged gradients, or not with this `--sync`, or this
+    `--scale-lr`."""
     optimizers.check(optimizer)
     if sync.signs:
         check_signs_possible(optimizer)
     if sync.muon:
         check_muon_possible(optimizer)
+    if scale_lr is not None:
+        check_scaled(optimizer, scale_lr)
 
 
 def describe_model(

@@ -21,6 +21,7 @@ from meshtrain.train.model.memory_needs import learner_bytes
 from meshtrain.train.model.state import ReplicaState, RoundProgress
 from meshtrain.train.optim.leader_options import LeaderOptions
 from meshtrain.train.optim.loss_scaling import LossScaling
+from meshtrain.train.optim.scaled_rates import ScaledRates
 from meshtrain.train.partial.masks import Masks
 from meshtrain.train.periods.inner_muon import inner_muon
 from meshtrain.train.periods.outer_optimizer import outer_optimizer
@@ -80,7 +81,9 @@ def start_engine(
     muon = inner_muon(prepared.optimizer, prepared.of_muon)
     state = ReplicaState(tensors, prepared.optimizer, means.masks, outer, muon)
     kept = _kept_state(environment.kept_fd, spec, means, prepared.optimizer)
-    options = LeaderOptions(prepared.optimizer)  # a saved state may hold more: what its writer's scheduler has added
+    rates = ScaledRates(spec.scale_lr, samples.space)
+    # A saved state may hold more: what its writer's scheduler has added.
+    options = LeaderOptions(prepared.optimizer, rates)
     progress = _agree_on_state(channel, state, kept)
     parts = EngineParts(
         state=state,

@@ -20,7 +20,8 @@ EITHER_OR = (  # P5
 GROUP_CODECS = ("fp32", "fp16", "bf16", "powersgd")
 GROUP_SETTINGS = (  # P5
     "its collectives are exact, and all ranks are in step; of --codec it takes fp16, bf16 and powersgd, for the "
-    "gradients of DistributedDataParallel. Other codecs, --sync, --masks and --topology are for scripts with mt.prepare"
+    "gradients of DistributedDataParallel. Other codecs, --sync, --masks, --scale-lr and --topology are for scripts "
+    "with mt.prepare"
 )
 
 NOT_PREPARED = (  # P6

@@ -14,6 +14,7 @@ from meshwire.messages.envelope import message
 from meshwire.model.masks import MaskSettings
 from meshwire.planning.replan import StepForecast
 from meshwire.sync_modes.mode import SyncSettings
+from meshwire.sync_modes.rate_rule import RateRule
 from meshwire.sync_modes.settings_changes import SettingsChangesKept
 
 Rank = Annotated[int, Field(ge=0, lt=limits.MEMBERS_MAX)]
@@ -98,6 +99,7 @@ class JobSpec(Wire):
     topology: TopologyName | None = None  # None: the codec's usual one
     by_hubs: bool = False  # `topology` is the one at the hubs among its members, and follows them when it is resumed
     masks: MaskSettings | None = None  # None: all weights are kept
+    scale_lr: RateRule | None = None  # O12; None: rates are the script's
     on_nan: Literal["stop", "skip"]
     seed: Annotated[int, Field(ge=0, lt=2**63)]
     bucket_bytes: Annotated[int, Field(ge=1024, le=limits.BUCKET_BYTES_MAX)]

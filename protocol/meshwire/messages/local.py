@@ -309,6 +309,7 @@ class Submit(Wire):
     codec: str | None = None  # that of `sync`
     topology: TopologyName | None = None  # that of the codec
     masks: str | None = None
+    scale_lr: str | None = None
     on_nan: Literal["stop", "skip"]
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None
     bucket_bytes: int | None

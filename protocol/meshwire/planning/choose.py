@@ -51,16 +51,23 @@ def legal_settings(manifest: ModelManifest, tried: Sequence[Tried] = tuple(EVIDE
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """What somebody has typed of a job's settings, as texts; None: it is to be chosen."""
+    """What somebody has typed of a job's settings, as texts; None: it is to be chosen.
+
+    Attributes:
+        of_gradients: only modes whose rounds are of gradients, for something else that was typed goes with no other.
+    """
 
     sync: str | None = None
     codec: str | None = None
     topology: str | None = None
+    of_gradients: bool = False
 
     def settings(self, manifest: ModelManifest) -> list[JobSettings]:
         """Those that `submit` takes for this model and that have all that is pinned: of what was measured, and where
         nothing was, what `submit` itself would add. Raises ValueError where what is pinned is not legal."""
-        legal = list(legal_settings(manifest, self._tried()))
+        legal = [
+            each for each in legal_settings(manifest, self._tried()) if not (self.of_gradients and each.sync.period)
+        ]
         if self.topology is None:
             return legal
         found = {}
@@ -76,9 +83,9 @@ class Pinned:
         mode = sync_settings(self.sync or DEFAULT[1])
         codec = str(codec_of(mode, self.codec))
         found = [
-            tried
+            tried if self.sync is None else Tried(tried.codec, mode.text())
             for tried in EVIDENCE
-            if (self.sync is None or tried.sync == mode.text()) and (self.codec is None or tried.codec == codec)
+            if (self.sync is None or tried.sync == mode.measured_as) and (self.codec is None or tried.codec == codec)
         ]
         return found or [Tried(codec, mode.text())]
 
@@ -120,12 +127,12 @@ def preferred(prices: Sequence[Price]) -> Price:
 
 
 def _known(settings: JobSettings) -> bool:
-    return recommendable(str(settings.codec), settings.sync.text())
+    return recommendable(str(settings.codec), settings.sync.measured_as)
 
 
 def given_up(settings: JobSettings) -> tuple[int, float, bool]:
     """How much of the loss is given up: a key to sort by, the least first."""
-    evidence = EVIDENCE.get(Tried(str(settings.codec), settings.sync.text()))
+    evidence = EVIDENCE.get(Tried(str(settings.codec), settings.sync.measured_as))
     behind_nats = math.inf if evidence is None else evidence.behind_nats
     return list(Quality).index(settings.quality), behind_nats, str(settings.codec) != DEFAULT[0]
 

@@ -13,11 +13,15 @@ from meshwire.planning.quality import Quality
 from meshwire.planning.replan import RATES, CodecForecast, StepForecast
 from meshwire.planning.step_trace import StepTrace
 from meshwire.sync_modes.batch_sizes import DEAD_BAND, sizes_by_speed
+from meshwire.sync_modes.mode import sync_settings
 from meshwire.sync_modes.settings_changes import refusal_of_codec
 
 PAYS_FROM = 1.05  # of one alone: less is not worth a second laptop, and less than the prediction is sure of
 NOTHING = Pinned()
 EVERY_GROUP_OF = 4  # others: of more, the fastest one, two, three and so on
+ACCUMULATED = (2, 4, 8, 16)
+LARGER_FROM = 1.25  # of what the same devices do: a larger batch for less is not worth the word
+LARGER_ENOUGH = 0.8  # of what the largest batch would bring
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,20 @@ class MeshPlan:
             if best.price.samples_s >= (1 - LEVEL_PART) * found.price.samples_s:
                 return best
         return found
+
+    def larger_batch(self, option: Option) -> Option | None:
+        """The same devices and codec with a round after several steps (O6), as few as bring most of what that can
+        bring; None: that is little, or rounds are of periods. Never chosen by itself, for it is another batch."""
+        settings = option.price.settings
+        if settings.sync.period or settings.sync.accumulate > 1:
+            return None
+        tried = [replace(settings, sync=sync_settings(f"bsp,accumulate={steps}")) for steps in ACCUMULATED]
+        hubs = option.hubs is True
+        prices = [self._priced([each], option.others, hubs=hubs)[0] for each in tried]
+        most = max(price.samples_s for price in prices)
+        found = next(price for price in prices if price.samples_s >= LARGER_ENOUGH * most)
+        now = max(option.price.samples_s, self.step_alone.samples_s)
+        return self._option(option.others, found, hubs=hubs) if found.samples_s >= LARGER_FROM * now else None
 
     def default(self, group: tuple[int, ...]) -> Option:
         """What `submit --no-plan` does, which takes hubs in."""

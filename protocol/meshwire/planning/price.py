@@ -79,7 +79,7 @@ class JobSettings:
     @property
     def quality(self) -> Quality:
         """What these settings do to the loss, as measured. The topology makes no difference but in rounding."""
-        return quality_of(str(self.codec), self.sync.text())
+        return quality_of(str(self.codec), self.sync.measured_as)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,8 @@ class Pricing:
             cycle_s = (round_s + 2 * after_s) / (sync.staleness + 1)
             step_s = max(compute_s, cycle_s, *(_busiest_s(one, network.round_s) for one in played))
         else:
-            step_s = round_s + applied_s
+            # Of several steps the last one alone has a round, behind its backward pass; the others add up.
+            step_s = (round_s + applied_s + (period - 1) * compute_s) / period
         sent = _means([one.sent_bytes[: len(steps)] for one in played], period)
         received = _means([one.received_bytes[: len(steps)] for one in played], period)
         busy_s = fmean(max(one.busiest_link_s, one.air_s) for one in played) / period

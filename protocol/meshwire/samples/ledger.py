@@ -21,11 +21,12 @@ FIRST_BATCHES_LOCKSTEP_MAX = 128  # where speeds do not matter, as far as the ep
 def first_batches(space: SampleSpace, ranks: int, sync: SyncSettings) -> int:
     """How many batches each of so many ranks is granted at the start, when none has said yet what a step takes.
 
-    A period takes one for each of its steps, or more (R9).
+    A period takes one for each of its steps, or more (R9), and so does accumulation (O6).
     """
     rounds = space.total // (space.batch * ranks) if sync.lockstep else 0
-    most = max(FIRST_BATCHES_LOCKSTEP_MAX, sync.period)
-    return min(max(FIRST_BATCHES, sync.period, rounds), most) + sync.staleness
+    steps = max(sync.period, sync.accumulate)
+    most = max(FIRST_BATCHES_LOCKSTEP_MAX, steps)
+    return min(max(FIRST_BATCHES, steps, rounds), most) + sync.staleness
 
 
 class Ledger:

@@ -61,6 +61,9 @@ class SyncSettings(Wire):
     """tau: with fragments, a round is taken in exactly so many local steps after it was begun. 0: it is waited for."""
     central: bool = False
     """With a period, a learner's own weights go on, a step towards the base, and do not begin again there (SMA)."""
+    accumulate: Annotated[int, Field(ge=1, le=limits.PERIOD_MAX)] = 1
+    """A: a round is of the gradients of so many steps of the script, of which the last one alone changes anything (O6):
+    one batch that is A times as large."""
 
     @model_validator(mode="before")
     @classmethod
@@ -80,6 +83,8 @@ class SyncSettings(Wire):
         """Parts that take turns, and own weights that go on; another peer may send what nobody can type."""
         if self.central and (not self.period or self.staleness):
             raise ValueError("own weights go on between rounds that are waited for, of periods")
+        if self.accumulate > 1 and (self.period or self.staleness or self.signs):
+            raise ValueError(f"gradients of {self.accumulate} steps are added up where each round is waited for alone")
         if self.fragments and (not self.period or self.period % self.fragments):
             raise ValueError(f"{self.fragments} parts cannot take turns within {self.period} steps")
         if self.fragments and (self.central or self.after or self.sparse or self.signs):
@@ -111,20 +116,26 @@ class SyncSettings(Wire):
         if self.signs:
             return "demo"
         if not self.period:
-            return f"ssp:{self.staleness}" if self.staleness else "bsp"
+            more = f",accumulate={self.accumulate}" if self.accumulate > 1 else ""
+            return f"ssp:{self.staleness}" if self.staleness else f"bsp{more}"
         after = f",after={self.after}" if self.after else ""
         if self.fragments:
             return f"{self._kind()},stream={self.fragments}" + (f",tau={self.delay}" if self.delay else "")
         return self._kind() + after + (f",ssp:{self.staleness}" if self.staleness else "")
 
+    @property
+    def measured_as(self) -> str:
+        """The mode, as typed, by whose loss this one is judged: a larger batch is the same mean."""
+        return "bsp" if self.accumulate > 1 else self.text()
+
     def steps_in(self, round_: int) -> int:
-        """With a period: how many local steps a learner takes for a round, from 1."""
+        """How many steps a learner takes for a round, from 1: more than one with a period, or accumulation."""
         return 1 if round_ <= self.after else self.round_steps
 
     @property
     def round_steps(self) -> int:
         """How many steps lie between two rounds, behind the first ones (`after`); at least 1."""
-        return max(1, self.period // max(1, self.fragments))
+        return max(self.accumulate, self.period // max(1, self.fragments))
 
     @property
     def overlaps(self) -> bool:
@@ -223,6 +234,7 @@ def sync_settings(
             "sparse": mode.sparse,
             "muon": mode.muon,
             "central": mode.central,
+            "accumulate": mode.accumulate,
             "signs": mode.signs,
             "fragments": mode.fragments,
             "delay": mode.delay,
@@ -247,6 +259,7 @@ class _Mode(NamedTuple):
     fragments: int = 0
     delay: int = 0
     central: bool = False
+    accumulate: int = 1
 
 
 _KINDS = {
@@ -268,6 +281,8 @@ def _mode(sync: str) -> _Mode:
         return _Mode(signs=sync == "demo")
     first, *options = sync.split(",")
     kind, _, number = first.partition(":")
+    if first == "bsp" and len(options) == 1 and (steps := _accumulated(options[0])) is not None:
+        return _Mode(accumulate=steps)
     if kind == "ssp" and not options and (bound := _count(number, 0, limits.STALENESS_MAX)) is not None:
         return _Mode(staleness=bound)
     if kind in _KINDS and (number or first == "sma"):
@@ -288,7 +303,7 @@ def _mode(sync: str) -> _Mode:
         ",rate=0.7 and ,momentum=0.9 set the outer step, for sma ,momentum=0.5 alone does, and for local ,after=N has "
         "the first N rounds come after each step; for local, diloco and muloco ,stream=P has P parts of the model take "
         "turns, and ,tau=T behind it has a part's round taken in T steps later, such as diloco:32,stream=4,tau=4 (P at "
-        f"most {limits.FRAGMENTS_MAX})"
+        f"most {limits.FRAGMENTS_MAX}); behind bsp ,accumulate=A has a round after each A steps, of all their gradients"
     )
 
 
@@ -367,6 +382,12 @@ def _whole(sync: str, name: str, text: str, least: int, most: int) -> int:
     if count is None:
         raise ValueError(f"--sync {sync}: {name} takes a whole number from {least} to {most}")
     return count
+
+
+def _accumulated(option: str) -> int | None:
+    """A, of accumulate=A; None: it is something else."""
+    name, _, text = option.partition("=")
+    return _count(text, 1, limits.PERIOD_MAX) if name == "accumulate" else None
 
 
 def _count(text: str, least: int, most: int) -> int | None:

@@ -165,6 +165,24 @@ def test_train_alone_is_said_by_how_much_and_with_what_helps(mesh: FakeMesh) -> 
     assert document("--quality", "exact")["choice"] is None
 
 
+def test_a_larger_batch_is_told_where_it_would_help_and_is_not_on_the_line_to_run(mesh: FakeMesh) -> None:
+    """O6: it is another batch, so nobody has it who has not typed it."""
+    mesh.mbit = {BERT: 100.0}
+    shown = run("plan", "--quality", "exact", "train.py")
+    (told,) = (line for line in shown.stderr.splitlines() if "With a batch" in line)
+    assert "--sync bsp,accumulate=" in told
+    assert told.endswith("try --scale-lr sqrt with it."), "for AdamW"
+    (line,) = (line for line in shown.stderr.splitlines() if line.startswith("Run it:"))
+    assert "accumulate" not in line
+    found = document("--quality", "exact")["larger_batch"]
+    assert found["sync"].startswith("bsp,accumulate=")
+    mesh.mbit = {BERT: 1e5}
+    shown = run("plan", "--measure", "--quality", "exact", "train.py")
+    assert "With a batch" not in shown.stderr
+    assert "A round is a batch 2 times the script's: --scale-lr sqrt raises" in shown.stderr
+    assert document()["scale_lr"] == "sqrt"
+
+
 def test_a_group_is_named_on_the_line_to_run(mesh: FakeMesh, endpoint: Endpoint) -> None:
     """With a slow third one, whose cable is the bottleneck, two are faster."""
     mesh.mbit = {BERT: 1000.0, CARL: 1.0}

@@ -119,6 +119,7 @@ def test_what_is_not_asked_for_is_left_to_the_daemon(endpoint: Endpoint) -> None
     body = sent(endpoint)
     assert (body.sync, body.straggler, body.visibility, body.own, body.shares) == ("bsp", None, None, None, None)
     assert body.hash_every == 0
+    assert body.scale_lr is None
 
 
 @pytest.mark.usefixtures("project")
@@ -133,6 +134,7 @@ def test_every_option_of_keeping_in_step_reaches_the_daemon(endpoint: Endpoint) 
         "equal",
     )
     assert body.hash_every == 5
+    assert sent(endpoint, "--scale-lr", "sqrt,warmup=9").scale_lr == "sqrt,warmup=9"
 
 
 @pytest.mark.parametrize(
@@ -148,6 +150,8 @@ def test_every_option_of_keeping_in_step_reaches_the_daemon(endpoint: Endpoint) 
         (["--masks", "0.8", "--sync", "ssp:2"], "--masks with --sync ssp:2: "),
         (["--masks", "0.8", "--sync", "demo"], "--masks with --sync demo: "),
         (["--masks", "0.8", "--codec", "powersgd"], "--masks with --codec powersgd: "),
+        (["--scale-lr", "cubic"], "--scale-lr cubic: use linear or sqrt"),
+        (["--scale-lr", "linear", "--sync", "local:8"], "--scale-lr linear with --sync local:8: "),
         (["--codec", "fp8"], "there is no codec 'fp8'"),
         (["--topology", "moon"], "--topology moon: there is no such topology; there are ring, tree, butterfly"),
         (["--topology", "star:64"], "--topology star:64: behind star: stand ranks, 0 to 63: the rank in the middle"),
@@ -595,7 +599,11 @@ def test_a_script_with_process_groups_may_compress_the_gradients_of_ddp(endpoint
     """P5: by what torch has hooks for. Everything else of rounds is refused with what is legal."""
     (project / "train.py").write_text("import torch.distributed as dist\ndist.init_process_group()\n")
     assert sent(endpoint, "--codec", "powersgd:2").codec == "powersgd:2"
-    for typed in (["--codec", "topk"], ["--sync", "ssp:1"], ["--masks", "0.8"], ["--topology", "tree"]):
+    refused = (
+        *(["--codec", "topk"], ["--sync", "ssp:1"], ["--masks", "0.8"], ["--topology", "tree"]),
+        ["--scale-lr", "linear"],
+    )
+    for typed in refused:
         shown = run("submit", *typed, "-d", "train.py")
         assert shown.exit_code == 2
         assert "train.py uses torch.distributed: its collectives are exact" in shown.stderr

@@ -40,6 +40,7 @@ from meshwire.messages.learner import LearnerModel, LearnerState, SampleSpace
 from meshwire.messages.local import ResumeFrom
 from meshwire.model.manifest import Momentum
 from meshwire.sync_modes.mode import sync_settings
+from meshwire.sync_modes.rate_rule import RateRule
 from meshwire.sync_modes.settings_changes import SettingsChange
 from tests.computing import computing
 from tests.daemon import realjobs as jobs
@@ -272,6 +273,11 @@ async def test_a_script_given_anew_keeps_the_order_of_the_samples(
     new = make_spec(body, sync_settings("bsp"), "0" * 64, spec().files, None, resumed)
     assert (new.seed, new.codec, new.resume) == (77, "fp16", resumed.point)
     assert new.partition_wait == "never"
+    assert new.scale_lr is None
+    typed = body.model_copy(update={"scale_lr": "linear,warmup=9"})
+    scaled = make_spec(typed, sync_settings("bsp"), "0" * 64, spec().files, None)
+    assert scaled.scale_lr == RateRule(kind="linear", warmup=9)
+    assert spec_again(scaled, None, "1" * 64).scale_lr == scaled.scale_lr
 
 
 @pytest.mark.asyncio

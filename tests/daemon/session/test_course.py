@@ -13,6 +13,7 @@ from meshtraind.session.course import NAME, CourseKeeper, described, load_course
 from meshtraind.storage.job_record import Job
 from meshwire import limits
 from meshwire.messages.job import JobSummary, Metrics, RankReport
+from meshwire.sync_modes.rate_rule import parse_rate_rule
 from meshwire.sync_modes.settings_changes import SettingsChange
 from tests.daemon.fakedaemon import ANNA, BERT, JOB, SOFTWARE, summary
 
@@ -47,7 +48,7 @@ SPEC = cast(
     SimpleNamespace(
         script="train.py", args=("--lr", "1"), env=(("WANDB_API_KEY", "s3cret"),),
         sync=SimpleNamespace(text=lambda: "bsp"),
-        codec="fp16", topology=None, masks=None, engine="mesh", on_nan="stop", seed=7, checkpoint_every="5",
+        codec="fp16", topology=None, masks=None, scale_lr=None, engine="mesh", on_nan="stop", seed=7, checkpoint_every="5",
         resume=None, requirements=(), restarts_max=None, as_module=False,
     ),
 )  # fmt: skip
@@ -204,6 +205,9 @@ def test_no_value_of_an_environment_variable_is_in_it() -> None:
     assert "s3cret" not in str(told)
     assert told["arguments"] == "--lr 1"
     assert "topology" not in told
+    assert "scale-lr" not in told
+    scaled = cast(Any, SimpleNamespace(**vars(SPEC) | {"scale_lr": parse_rate_rule("linear,warmup=9")}))
+    assert dict(described(scaled))["scale-lr"] == "linear,warmup=9"
 
 
 def test_it_names_all_settings_that_the_rounds_went_over_to() -> None:

@@ -23,6 +23,7 @@ from meshtrain.train.partial.masks import Masks
 from meshtrain.train.session import LearnerSession
 from meshwire.checkpoints.manifest import unit_file
 from meshwire.messages.learner import LearnerSaved, RoundDone, StepLost
+from meshwire.sync_modes.rate_rule import parse_rate_rule
 from tests.tiers import mostly_slow
 from tests.train.localdaemon import LocalDaemon
 from tests.train.localrounds import LocalRound
@@ -189,6 +190,20 @@ def test_a_run_goes_on_from_what_was_saved(make: Make, staleness: int, own: str,
         assert state_of(optimizer)[0] == state_of(other)[0]
         if make is counting:
             assert state_of(optimizer)[1] == state_of(other)[1], "what steps have written goes on"
+
+
+@pytest.mark.parametrize(("make", "rule"), [(sgd, "linear,warmup=8"), (adamw, "sqrt,warmup=3")])
+def test_scaled_rates_go_on_with_the_rounds(make: Make, rule: str, tmp_path: Path) -> None:
+    """O12: where a warm-up is, or was, follows from the round, so a state holds nothing of it."""
+    scale = {"scale_lr": parse_rate_rule(rule)}
+    with LocalDaemon(2, **sync_of(0), **scale) as first:
+        train(first, make, range(1, STEPS + 1), 0, saving(first, tmp_path / "saved"))
+    with LocalDaemon(2, **sync_of(0), **scale) as second:
+        second.begin_from(tmp_path / "saved", SAVED_AFTER, units_of(first))
+        replay(second, first)
+        train(second, make, range(SAVED_AFTER + 1, STEPS + 1), 50, decayed=False)
+    for round_ in range(SAVED_AFTER + 1, STEPS + 1):
+        assert second.hashes[round_][0] == first.hashes[round_][0], f"the base after round {round_}"
 
 
 def test_the_base_is_saved_where_a_view_is_shown(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ import functools
 import itertools
 import json
 import runpy
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +113,7 @@ class Case:
     pauses_s: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
     sync: str = "bsp"
     period: int = 1
+    scale_lr: str | None = None
 
 
 @dataclass(frozen=True)
@@ -136,9 +137,8 @@ def train(mesh: LocalMesh, folder: Path, case: Case) -> Trained:
     (folder / "work").mkdir()
     (folder / "work" / "task.py").write_text(TASK)
     on = tuple(daemon.name for daemon in mesh.daemons[: case.members])
-    summary = jobs.run(
-        mesh.daemons[0], folder, SCRIPT, on=on, seed=SEED, sync=case.sync, args=(json.dumps(asdict(case)),)
-    )
+    options = {"sync": case.sync, "scale_lr": case.scale_lr, "args": (json.dumps(asdict(case)),)}
+    summary = jobs.run(mesh.daemons[0], folder, SCRIPT, on=on, seed=SEED, **options)
     assert summary.state == "succeeded", summary.error
     assert summary.replicas_equal is True
 
@@ -168,15 +168,25 @@ def assert_each_sample_once(case: Case, trained: Trained) -> None:
             assert [seen[epoch][index] for seen in trained.seen] == [order[first:end] for first, end in cuts]
 
 
-def one_process(case: Case, trained: Trained, *, joint: bool, order: Sequence[int] | None = None) -> nn.Module:
+def one_process(
+    case: Case,
+    trained: Trained,
+    *,
+    joint: bool,
+    order: Sequence[int] | None = None,
+    scaled: Callable[[int, int], float] | None = None,
+) -> nn.Module:
     """Plain torch on the samples that the ranks saw: as joint batches, or the ranks' batches averaged by samples.
 
     Args:
         order: of the ranks, in which their batches are added.
+        scaled: what the rate is multiplied by in a round, from 1, of so many samples.
     """
     data = trained.task["Indexed"](case.total)
     model: nn.Module = trained.task["model"]()
     optimizer = trained.task["optimizer"](model, case.momentum, case.adamw)
+    rate = optimizer.param_groups[0]["lr"]
+    rounds = itertools.count(1)
 
     def gradients(indices: list[int]) -> list[Tensor]:
         loss = trained.task["loss"](model, data.x[indices], data.y[indices], case.autocast)
@@ -192,6 +202,8 @@ def one_process(case: Case, trained: Trained, *, joint: bool, order: Sequence[in
             weighted = [[g * (len(part) / total) for g in gradients(part)] for part in parts]
             for parameter, *shares in zip(model.parameters(), *weighted, strict=True):
                 parameter.grad = functools.reduce(torch.add, shares)
+            if scaled is not None:
+                optimizer.param_groups[0]["lr"] = rate * scaled(next(rounds), total)
             optimizer.step()
     return model
 
@@ -255,6 +267,27 @@ def test_accumulation_is_one_large_batch(mesh: LocalMesh, tmp_path: Path) -> Non
     trained = train(mesh, tmp_path, case)
     assert_each_sample_once(case, trained)
     assert_equals(trained, one_process(case, trained, joint=True))
+
+
+def test_rounds_of_several_steps_are_those_of_one_large_batch(mesh: LocalMesh, tmp_path: Path) -> None:
+    """O6: the script steps after each batch, and knows nothing of it; a round ends with its epoch, too."""
+    case = Case(2, momentum=0.9, total=58, sync="bsp,accumulate=3", period=3)
+    trained = train(mesh, tmp_path, case)
+    assert_each_sample_once(case, trained)
+    assert_equals(trained, one_process(replace(case, micro=3), trained, joint=True))
+
+
+def test_scaled_rates_are_those_of_one_large_batch(mesh: LocalMesh, tmp_path: Path) -> None:
+    """O12: linear scaling with a warm-up of 6 rounds, at which the last round of each epoch, of 1 and 2 samples, is no
+    faster than one laptop alone."""
+    case = Case(2, momentum=0.9, total=27, scale_lr="linear,warmup=6")
+    trained = train(mesh, tmp_path, case)
+    assert_each_sample_once(case, trained)
+
+    def scaled(round_: int, samples: int) -> float:
+        return 1 + (max(1.0, samples / case.batch_size) - 1) * min(1.0, (round_ - 1) / 6)
+
+    assert_equals(trained, one_process(case, trained, joint=True, scaled=scaled))
 
 
 def test_local_steps_are_local_sgd(mesh: LocalMesh, tmp_path: Path) -> None:

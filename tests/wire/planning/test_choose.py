@@ -48,6 +48,13 @@ def test_a_pinned_topology_is_the_only_one_and_drops_codecs_that_do_not_go_over_
     assert len(found) == len(Pinned(topology="tree").settings(MODEL)), "each once"
 
 
+def test_what_goes_with_rounds_of_gradients_alone_keeps_the_modes_that_have_them() -> None:
+    """As --scale-lr does (O12): who types it with --quality fast is not given a period."""
+    found = texts(Pinned(of_gradients=True).settings(MODEL))
+    assert {sync for _, sync, _ in found} == {"bsp", "ssp:2"}
+    assert found < texts(Pinned().settings(MODEL))
+
+
 def test_what_is_not_legal_says_so() -> None:
     with pytest.raises(ValueError, match="fp8"):
         Pinned(codec="fp8").settings(MODEL)

@@ -8,7 +8,7 @@ import pytest
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.planning.choose import Pinned, job_settings
 from meshwire.planning.measured_link import MeasuredLink
-from meshwire.planning.mesh_plan import MeshPlan, Option, fastest
+from meshwire.planning.mesh_plan import ACCUMULATED, LARGER_FROM, MeshPlan, Option, fastest
 from meshwire.planning.price import CodecPrice, Pricing
 from meshwire.planning.quality import EVIDENCE, Quality
 from meshwire.planning.replan import RATES
@@ -238,3 +238,27 @@ def test_codecs_that_a_job_cannot_go_over_to_or_from_are_not_forecast() -> None:
     assert not {"powersgd", "lgc", "dgc"} & {*names}
     lowrank = replace(option, price=replace(option.price, settings=job_settings("powersgd", "bsp")))
     assert mesh.forecast(lowrank, Quality.FAST) is None
+
+
+def test_a_larger_batch_is_told_where_it_brings_much_and_never_chosen() -> None:
+    """O6: on a slow link rounds of several steps pay; where computing is what takes long, they bring nothing."""
+    slow = plan(1_000_000, 0.2, 20)
+    best = slow.best((0,), Quality.SAFE)
+    larger = slow.larger_batch(best)
+    assert larger is not None
+    assert larger.price.settings.sync.accumulate in ACCUMULATED
+    assert larger.price.settings.codec == best.price.settings.codec
+    assert larger.price.samples_s >= LARGER_FROM * best.price.samples_s
+    assert slow.larger_batch(larger) is None
+    assert all(option.price.settings.sync.accumulate == 1 for option in slow.options(Quality.FAST))
+    quick = plan(100_000, 20.0, 50)
+    assert quick.larger_batch(quick.best((0,), Quality.SAFE)) is None
+
+
+def test_a_typed_accumulation_is_priced_with_each_codec() -> None:
+    found = plan(1_000_000, 0.2, 20)
+    typed = MeshPlan(Pricing(manifest(1_000_000), PRICES), step(0.2), [station(20)], Pinned(sync="bsp,accumulate=8"))
+    plain, larger = found.best((0,), Quality.EXACT), typed.best((0,), Quality.EXACT)
+    assert larger.price.settings.sync.text() == "bsp,accumulate=8"
+    assert larger.price.settings.quality is Quality.EXACT
+    assert larger.price.samples_s > plain.price.samples_s

@@ -75,6 +75,16 @@ def test_bsp_on_a_slow_link_takes_the_exchange_and_what_cannot_overlap() -> None
     assert found.link_part == pytest.approx(10 / found.step_s, rel=0.01)
 
 
+def test_accumulation_pays_one_round_that_its_last_step_hides_a_part_of() -> None:
+    """O6: all steps but the last one compute without a network."""
+    trace, network = step(), quick(cables(2, VECTOR_BYTES / 10, 0.0))
+    plain = price(job_settings("fp32", "bsp"), network, trace)
+    found = price(job_settings("fp32", "bsp,accumulate=4"), network, trace)
+    assert found.step_s == pytest.approx((plain.step_s + 3 * (trace.alone_s + trace.copy_s)) / 4)
+    assert found.sent_bytes == pytest.approx((VECTOR_BYTES / 4,) * 2, rel=0.001)
+    assert found.settings.quality is plain.settings.quality
+
+
 def test_a_period_pays_one_round_that_nothing_hides() -> None:
     trace, rate = step(), VECTOR_BYTES / 10
     found = price(job_settings("fp32", "local:8"), quick(cables(2, rate, 0.0)), trace)

@@ -167,6 +167,18 @@ def test_a_period_of_one_step_cannot_end_early() -> None:
     assert (made.ends_early, made.straggler, made.shares) == (False, "carry", "speed")
 
 
+def test_gradients_of_several_steps_make_a_round() -> None:
+    """O6: the mode of one step, but for that; its loss is that of the mean, of a larger batch."""
+    made = sync_settings("bsp,accumulate=4")
+    assert (made.accumulate, made.round_steps, made.steps_in(1)) == (4, 4, 4)
+    assert made.text() == "bsp,accumulate=4"
+    assert made.measured_as == "bsp"
+    assert made.model_copy(update={"accumulate": 1}) == sync_settings("bsp") == sync_settings("bsp,accumulate=1")
+    for changes in ({"period": 8}, {"staleness": 1}, {"signs": True}):
+        with pytest.raises(ValidationError, match="gradients of 4 steps"):
+            SyncSettings.model_validate(made.model_dump() | changes)
+
+
 def test_an_average_that_own_weights_are_drawn_to_waits_for_its_round() -> None:
     assert sync_settings("sma") == sync_settings("sma:1,momentum=0.5,ssp:0")
     assert sync_settings("sma:8,momentum=0").model_copy(update={"central": False}) == sync_settings("local:8")
@@ -206,6 +218,14 @@ def test_rounds_without_a_bound_are_refused_with_the_reason() -> None:
             "bsp,stream=2",
             "demo,stream=2",
             "local,stream=2",
+            "ssp:2,accumulate=2",
+            "demo,accumulate=2",
+            "local:2,accumulate=2",
+            "bsp,accumulate",
+            "bsp,accumulate=0",
+            "bsp,accumulate=501",
+            "bsp,accumulate=2,accumulate=2",
+            "bsp,ssp:2",
         ),
     ],
 )
