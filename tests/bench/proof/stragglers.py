@@ -134,11 +134,12 @@ WAYS = (
     Way("auto", None, 60),
 )
 EXPECTED = (
-    "The fastest is five times the slowest, at whose pace bsp goes: 0.3 of the sum of speeds, less for what varies from "
-    "batch to batch. Shares by speed come near the sum once batches have their sizes, and the 32 equal ones before are "
-    "a third of the job. ssp:3 lets the fast be four times as fast as the slow: 0.9. Periods by speed reach 0.9 of the "
-    "sum, too, and the accuracy a little later than that. auto measures how fast processors are, which these sleeping "
-    "learners hide from it: it takes all eight for equal, and is as good as what it chooses adapts by itself."
+    "The fastest is five times the slowest, at whose pace bsp goes: 0.3 of the sum of speeds, less for what varies "
+    "from batch to batch. Shares by speed come near the sum once batches have their sizes, and the 32 equal ones "
+    "before are a third of the job. ssp:3 lets the fast be four times as fast as the slow: 0.9. Periods by speed "
+    "reach 0.9 of the sum, too, and the accuracy a little later than that. auto measures how fast processors are, "
+    "which these sleeping learners hide from it: it takes all eight for equal, and is as good as what it chooses "
+    "adapts by itself."
 )
 
 

@@ -59,7 +59,7 @@ def _lines(journal: Journal) -> Iterator[str]:
     yield f"**Computing is paced**: a step is stated to take {1000 * STEP_S:g} ms, as 1,000 tokens do on a laptop of"
     yield "400 GFLOP/s; gradients are noise. Theirs, by what they say of bytes and utilisation, took 20 to 30 ms: the"
     yield f"second table plans {1000 * THEIR_STEP_S:g}. *utilisation*: what a step takes without any exchange, by what"
-    yield "it takes. "
+    yield from ("it takes.", "")
     yield f"**Two cores carry {MEMBERS} learners and {MEMBERS} daemons** with their TLS and codecs, so that these are"
     yield "dearer than on laptops of their own, the more the faster the link."
     yield from ("", f"**Expected, before it ran.** {EXPECTED}", "")
