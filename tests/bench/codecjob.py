@@ -15,8 +15,16 @@ TEXT_BYTES = 1_000_000
 WARM_STEPS = 5  # which are not timed
 PACED_S = 0.25  # between two steps of a job whose member is killed, so that it is back long before the end
 
-SCRIPT = """
-import copy, itertools, json, sys, time
+RATE = """
+def rate(step):
+    if step < warm:
+        return (step + 1) / warm
+    return (1 + math.cos(math.pi * min(1.0, (step - warm) / (steps - warm)))) / 2
+"""
+
+SCRIPT = (
+    """
+import copy, itertools, json, math, sys, time
 import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -52,6 +60,12 @@ began_s = []
 # Not mt.steps, which counts rounds: with a period a round is many steps. But who comes back ends with the others.
 rounds, paced_s = (int(sys.argv[6]), float(sys.argv[7])) if len(sys.argv) > 6 else (0, 0.0)
 every = int(sys.argv[8]) if len(sys.argv) > 8 else 0  # steps between two points of the curve, which is drawn at the end
+cosine, warm = sys.argv[9:] == ["cosine"], steps // 20
+"""
+    + RATE
+    + """
+
+schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate) if cosine else None
 
 
 def keep():
@@ -78,6 +92,8 @@ for _ in mt.steps(rounds) if rounds else range(steps):
     loss = F.cross_entropy(model(inputs).flatten(0, -2), labels.flatten())
     loss.backward()
     optimizer.step()
+    if schedule is not None:
+        schedule.step()
     mt.log(loss=loss)
 ended_s = time.monotonic()
 mt.finish()
@@ -97,6 +113,7 @@ if mt.is_main():
     }
     (mt.output_dir() / "result.json").write_text(json.dumps(result))
 """
+)
 
 
 @dataclass(frozen=True)

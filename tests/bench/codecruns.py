@@ -33,6 +33,7 @@ class Run:
         steps: optimizer steps of each learner.
         mbit: what each member can send, and receive; None: loopback without a limit.
         kill: the last member is killed in the middle, and comes back.
+        cosine: the learning rate rises in the first twentieth of the steps, and falls to 0 by a cosine.
     """
 
     model: str
@@ -42,6 +43,7 @@ class Run:
     steps: int
     mbit: float | None = None
     kill: bool = False
+    cosine: bool = False
 
     @property
     def sync(self) -> str:
@@ -60,7 +62,7 @@ class Run:
 
     def __str__(self) -> str:
         network = "" if self.mbit is None else f", {self.mbit:g} Mbit/s"
-        network += ", one killed" * self.kill
+        network += ", one killed" * self.kill + ", cosine" * self.cosine
         return f"{self.model}, {self.members} members, {self.way}, seed {self.seed}{network}"
 
 
@@ -164,6 +166,17 @@ def rounds_of(sync: str, steps: int) -> int:
     return first + (steps - first) // mode.round_steps
 
 
+def arguments(run: Run, curve_every: int) -> tuple[str, ...]:
+    """The script's."""
+    by_rounds = run.kill or sync_settings(run.sync).ends_early  # else the last ones would be one member's alone
+    batch = codecjob.MODELS[run.model].batch // run.members
+    return (
+        *(run.model, run.sync, str(run.steps), str(batch), str(run.seed)),
+        *(str(rounds(run)) if by_rounds else "0", str(codecjob.PACED_S if run.kill else 0), str(curve_every)),
+        *(("cosine",) if run.cosine else ()),
+    )
+
+
 class Trained(NamedTuple):
     """What became of a job.
 
@@ -184,18 +197,13 @@ def train(daemons: Sequence[LocalDaemon], folder: Path, run: Run, curve_every: i
         curve_every: steps between two points of the curve; 0: there is none.
     """
     model = codecjob.MODELS[run.model]
-    by_rounds = run.kill or sync_settings(run.sync).ends_early  # else the last ones would be one member's alone
-    arguments = (
-        *(run.model, run.sync, str(run.steps), str(model.batch // run.members), str(run.seed)),
-        *(str(rounds(run)) if by_rounds else "0", str(codecjob.PACED_S if run.kill else 0), str(curve_every)),
-    )
     daemon, sent = daemons[0], Sent()
     try:
         submitted = jobs.submit(
             daemon,
             folder,
             codecjob.SCRIPT,
-            args=arguments,
+            args=arguments(run, curve_every),
             data=folder / "data" / model.data,
             seed=run.seed,
             sync=run.sync,

@@ -1,8 +1,10 @@
 """What commands of several sections have in common: their cases, what they cost, the file in which every measured case
-is a line, and going on behind it."""
+is a line, going on behind it, and the pages that are made from it."""
 
+import argparse
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -16,7 +18,8 @@ from typing import Any
 
 import psutil
 
-from tests.bench.kept_lines import KeptLines
+from tests.bench.kept_lines import KeptLines, KeptLinesError
+from tests.bench.soak import interruptible
 
 BUSY_OVER_S = 1.0
 
@@ -241,3 +244,78 @@ def section_of(sections: Sequence[Section], case: str) -> Section:
 def say(line: str) -> None:
     """Progress goes to stderr."""
     print(line, file=sys.stderr, flush=True)
+
+
+def add_options(parser: argparse.ArgumentParser, sections: Sequence[str], journal: Path, repeats: int | None) -> None:
+    """What every such command takes.
+
+    Args:
+        sections: names that can be asked for.
+        journal: the file, unless another one is typed.
+        repeats: of each case where nothing is typed; None: as many as each section says.
+    """
+    default = "each section's own" if repeats is None else "%(default)s"
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(sections))
+    parser.add_argument("--repeats", type=int, default=repeats, help=f"of each case, or seeds (default: {default})")
+    parser.add_argument("--only", metavar="PATTERN", default="", help="only the cases in whose name this is found")
+    parser.add_argument("--short", action="store_true", help="shows in little time that it works, and is no result")
+    parser.add_argument("--resume", type=Path, default=journal, metavar="FILE", help="%(default)s")
+    parser.add_argument("--page", action="store_true", help="write the pages and pictures from the file at the end")
+
+
+def parsed(parser: argparse.ArgumentParser, sections: Sequence[str]) -> argparse.Namespace:
+    """What was typed; what makes no sense is refused as argparse does."""
+    options = parser.parse_args()
+    if unknown := [name for name in options.sections if name not in sections]:
+        parser.error(f"{unknown[0]}: choose from {', '.join(sections)}")
+    if not options.sections and not options.page:
+        parser.error(f"which section? Choose from {', '.join(sections)}")
+    if options.repeats is not None and options.repeats < 1:
+        parser.error("--repeats must be at least 1")
+    try:
+        re.compile(options.only)
+    except re.error as error:
+        parser.error(f"--only {options.only}: {error}")
+    return options
+
+
+def run(
+    options: argparse.Namespace,
+    sections: Sequence[Section],
+    failures: tuple[type[BaseException], ...],
+    write: Callable[[Journal], Iterable[Path]],
+    *,
+    minutes: float | None = None,
+    digits: int = 4,
+) -> int:
+    """Measures what is missing of some sections, and writes the pages if that was asked for.
+
+    Args:
+        options: of `parsed`.
+        failures: of one case, which stop no other; of a page they end the command.
+        write: the pages; says where they are.
+        minutes, digits: as of `measure`.
+
+    Returns:
+        The exit code: 1 when a case could not be measured. What follows from the figures is the pages' to say.
+    """
+    failed: list[str] = []
+    ending: tuple[type[BaseException], ...] = (KeptLinesError, *failures)
+    try:
+        journal = Journal(options.resume)
+        missing = journal.missing(sections, options.repeats, short=options.short)
+        missing = [(case, repeat) for case, repeat in missing if re.search(options.only, case.name)]
+        if sections:
+            with interruptible():
+                failed = measure(
+                    *(journal, sections, missing, failures), short=options.short, minutes=minutes, digits=digits
+                )
+        for path in write(journal) if options.page else ():
+            say(f"wrote {path}")
+    except ending as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        say(f"interrupted; the same command goes on behind what is in {options.resume}")
+        return 130
+    return int(bool(failed))

@@ -8,13 +8,14 @@ code 1 when an aim is missed.
 import argparse
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 from pathlib import Path
 
 from meshtrain.client import ConnectionLost, RequestError
-from meshtrain.demo.localmesh import LocalMeshError
+from meshtrain.demo.localmesh import LocalDaemon, LocalMeshError
 from meshwire.messages.job import JobSummary
 from meshwire.messages.local import Watch, Watched
 from meshwire.rounds.learner_state import StepTimes
@@ -77,15 +78,21 @@ def _settled_s(steps: list[paced.Step]) -> float:
     return changed[-1] if changed else steps[0].began_s
 
 
-def run(daemons: list[StationDaemon], folder: Path, script_options: str, **options: object) -> Run:
+def run(
+    daemons: Sequence[LocalDaemon], folder: Path, script_options: str, script: str = paced.SCRIPT, **options: object
+) -> Run:
     """Runs one job to its end. Raises OverlapError when it fails."""
-    submitted = jobs.submit(daemons[0], folder, paced.SCRIPT, args=(script_options,), hash_every=0, **options)
+    submitted = jobs.submit(daemons[0], folder, script, args=(script_options,), hash_every=0, **options)
     reply = daemons[0].request(Watch(job=submitted.job), JOB_TIMEOUT_S, "end of the job")
     assert isinstance(reply, Watched)
     if reply.summary.state != "succeeded":
         raise OverlapError(f"the job {reply.summary.state}: {reply.summary.error}")
-    ranks = range(len(submitted.members))
-    return Run(reply.summary, [paced.steps(daemons[0], submitted.job, rank) for rank in ranks])
+    return ended(daemons[0], reply.summary, len(submitted.members))
+
+
+def ended(daemon: LocalDaemon, summary: JobSummary, members: int) -> Run:
+    """A job that has succeeded, with what its ranks have written of their steps."""
+    return Run(summary, [paced.steps(daemon, summary.job, rank) for rank in range(members)])
 
 
 def step_s(rate_mbit: float, exchange: float) -> float:

@@ -2,7 +2,10 @@
 
 import argparse
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,8 +13,9 @@ from meshwire.messages.job import JobSummary, Member, Metrics, RankReport
 from meshwire.sync_modes.codec_for_mode import codec_of
 from meshwire.sync_modes.mode import sync_settings
 from tests.bench.codec_table import TIMED_STEPS, WAYS, plan
+from tests.bench.codecjob import RATE
 from tests.bench.codecreport import SHORT_COLUMNS, short_table, tables
-from tests.bench.codecruns import Outcome, ResultFile, Run, Sent, rounds
+from tests.bench.codecruns import Outcome, ResultFile, Run, Sent, arguments, rounds
 from tests.bench.kept_lines import KeptLinesError
 
 OPTIONS = argparse.Namespace(
@@ -43,6 +47,20 @@ def test_a_way_is_a_codec_a_mode_and_masks() -> None:
     run = Run("cnn", 2, "fp16@local:8%0.8,every=5", 0, 300)
     assert (run.codec, run.sync, run.masks) == ("fp16", "local:8", "0.8,every=5")
     assert Run("cnn", 2, "fp16", 0, 300).masks is None
+
+
+def test_a_rate_that_falls_is_asked_for_last_and_ends_at_nothing() -> None:
+    """It rises to the whole in a twentieth of the steps; without it no more is said than before."""
+    run = Run("gpt", 4, "fp32@local:8", 3, 200, cosine=True)
+    assert arguments(run, 50) == ("gpt", "local:8", "200", "6", "3", "0", "0", "50", "cosine")
+    assert arguments(replace(run, cosine=False), 50) == arguments(run, 50)[:-1]
+    scope: dict[str, Any] = {"math": math, "steps": 200, "warm": 10}
+    exec(RATE, scope)
+    rates = [scope["rate"](step) for step in range(201)]
+    assert rates[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
+    assert rates[10] == pytest.approx(1.0)
+    assert rates[105] == pytest.approx(0.5)
+    assert rates[200] == pytest.approx(0.0)
 
 
 def test_times_are_few_steps_of_one_seed() -> None:

@@ -23,10 +23,8 @@ from tests.bench.goals import profiles
 from tests.bench.goals.catalogue import SECTIONS
 from tests.bench.goals.page import REASONS, page, reasons_of
 from tests.bench.goals.sides import SidesError
-from tests.bench.journal import Journal, Section, measure, say
-from tests.bench.kept_lines import KeptLinesError
+from tests.bench.journal import Journal, Section, add_options, parsed, run
 from tests.bench.overlap_lab import OverlapError
-from tests.bench.soak import interruptible
 from tests.lab.lab import LabError
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -34,56 +32,39 @@ FAILED = (
     *(BenchError, SidesError, OverlapError, LabError, LocalMeshError, RequestError, ConnectionLost),
     *(DigitsError, TimeoutError, OSError),
 )
+NAMES = ("all", *(section.name for section in SECTIONS))
 PROFILES = ("learner", "tiny", "loopback")
 
 
 def main() -> int:
     """The exit code: 1 when a case could not be measured. Whether goals are met is the page's to say."""
     options = _options()
-    sections = [one for one in SECTIONS if one.name in options.sections or ("all" in options.sections and one.quiet)]
+    chosen = [one for one in SECTIONS if one.name in options.sections or ("all" in options.sections and one.quiet)]
+    if not options.profile:
+        return run(options, chosen, FAILED, _written)
     try:
-        if options.profile:
-            return _profile(sections)
-        journal = Journal(options.resume)
-        missing = journal.missing(sections, options.repeats, short=options.short)
-        missing = [(case, repeat) for case, repeat in missing if options.only in case.name]
-        with interruptible():
-            failed = measure(journal, SECTIONS, missing, FAILED, short=options.short)
-        if options.page:
-            path = RESULTS / "goals.md"
-            path.write_text(page(journal, reasons_of(REASONS.read_text("utf-8"))), encoding="utf-8")
-            say(f"wrote {path}")
-    except (KeptLinesError, *FAILED) as error:
+        return _profile(chosen)
+    except FAILED as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        say(f"interrupted; the same command goes on behind what is in {options.resume}")
-        return 130
-    return int(bool(failed))
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tests.bench.goals", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = ["all", *(section.name for section in SECTIONS)]
-    parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(names))
-    parser.add_argument("--repeats", type=int, default=3, help="of each case (default %(default)s)")
-    parser.add_argument("--only", metavar="TEXT", default="", help="only the cases whose name holds this")
-    parser.add_argument("--short", action="store_true", help="few rounds: shows that it works, and is no result")
-    parser.add_argument("--resume", type=Path, default=RESULTS / "goals.jsonl", metavar="FILE", help="%(default)s")
-    parser.add_argument("--page", action="store_true", help="write results/goals.md from the file at the end")
+    add_options(parser, NAMES, RESULTS / "goals.jsonl", 3)
     parser.add_argument("--profile", action="store_true", help=f"instead: where the time goes ({', '.join(PROFILES)})")
-    options = parser.parse_args()
-    if unknown := [name for name in options.sections if name not in names]:
-        parser.error(f"{unknown[0]}: choose from {', '.join(names)}")
-    if not options.sections and not options.page:
-        parser.error(f"which section? Choose from {', '.join(names)}")
-    if options.repeats < 1:
-        parser.error("--repeats must be at least 1")
+    options = parsed(parser, NAMES)
     if options.profile and not set(options.sections) <= set(PROFILES):
         parser.error(f"--profile: of {', '.join(PROFILES)}")
     return options
+
+
+def _written(journal: Journal) -> list[Path]:
+    path = RESULTS / "goals.md"
+    path.write_text(page(journal, reasons_of(REASONS.read_text("utf-8"))), encoding="utf-8")
+    return [path]
 
 
 def _profile(sections: Sequence[Section]) -> int:

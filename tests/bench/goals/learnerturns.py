@@ -43,11 +43,20 @@ class Task:
     Args:
         samples: None: the same batch of noise at each step.
         size: samples of one rank's batch.
+        momentum: of SGD.
     """
 
-    def __init__(self, model: torch.nn.Module, size: int, rate: float, fixed: Batch, samples: Samples | None) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        size: int,
+        rate: float,
+        fixed: Batch,
+        samples: Samples | None,
+        momentum: float = 0.9,
+    ) -> None:
         self.model = model
-        self.optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum)
         self._size = size
         self._fixed = fixed
         self._samples = samples
@@ -80,34 +89,43 @@ class Task:
 
 
 class Pace(torch.autograd.Function):
-    """Sleeps before a tensor's gradient is ready: the part of the backward pass that computes it."""
+    """Gives a tensor noise for its gradient, not before a moment: the part of the backward pass that computes it."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
-        ctx.seconds = seconds
+    def forward(ctx: Any, x: Tensor, _weight: Tensor, noise: Tensor, due_s: float) -> Tensor:
+        ctx.noise, ctx.due_s = noise, due_s
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        time.sleep(ctx.seconds)
-        return gradients[0], None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        asleep_until(ctx.due_s)
+        return gradients[0], ctx.noise, None, None
+
+
+def asleep_until(due_s: float) -> None:
+    """Returns at this moment of the monotonic clock, or at once behind it."""
+    time.sleep(max(0.0, due_s - time.monotonic()))
 
 
 class Paced(torch.nn.Module):
-    """Parameters of the shapes of another model, whose step takes a stated time: a third of it forwards, and backwards
-    by how large each is. Gradients are noise, for links pack what shrinks."""
+    """Parameters of the shapes of another model, whose passes take a stated time: a third of it forwards, and backwards
+    by how large each is. What this machine really does meanwhile is in that time, not on top of it. Gradients are
+    noise, for links pack what shrinks."""
 
     def __init__(self, shapes: list[torch.Size], step_s: float) -> None:
         super().__init__()
         self.weights = torch.nn.ParameterList(torch.nn.Parameter(torch.full(shape, 0.1)) for shape in shapes)
         self.noise = [torch.randn(shape) for shape in shapes]
-        self.step_s, self.values = step_s, sum(shape.numel() for shape in shapes)
+        self.step_s = step_s
+        sizes = [shape.numel() for shape in shapes]
+        self.ready = [sum(sizes[at:]) / sum(sizes) for at in range(len(sizes))]
 
     def forward(self, x: Tensor) -> Tensor:
-        time.sleep(self.step_s / 3)
-        for weight, noise in zip(self.weights, self.noise, strict=True):
-            pace_s = self.step_s * 2 / 3 * weight.numel() / self.values
-            x = Pace.apply(x + 1e-4 * weight.flatten().dot(noise.flatten()), pace_s)  # type: ignore[no-untyped-call]
+        forward_until_s = time.monotonic() + self.step_s / 3
+        for weight, noise, ready in zip(self.weights, self.noise, self.ready, strict=True):
+            due_s = forward_until_s + self.step_s * 2 / 3 * ready
+            x = Pace.apply(x, weight, noise, due_s)  # type: ignore[no-untyped-call]
+        asleep_until(forward_until_s)
         return x
 
 
@@ -120,15 +138,18 @@ def loss_of(net: torch.nn.Module, batch: Batch) -> Tensor:
 
 
 def made(what: str, seed: int, data: Path | None) -> Task:
-    """The task of this name: noise for `resnet`, `gpt`, `tiny` and `wide`, real samples for `digits` and `text`.
+    """The task of this name: noise for `resnet`, `gpt`, `lm`, `tiny`, `wide`, real samples for `digits` and `text`.
 
     `paced:MODEL:SECONDS` has the shapes of one of these, whose step takes so long.
     """
+    from meshtrain.examples.gpt import GPT, GPTConfig
+
     torch.manual_seed(seed)
     if what.startswith("paced:"):
         _, name, seconds = what.split(":")
         shapes = [each.shape for each in made(name, seed, None).model.parameters()]
-        return Task(Paced(shapes, float(seconds)), 16, 1e-6, (torch.ones(16), torch.zeros(16)), None)
+        # Without momentum: what this machine computes beside the stated time should be little.
+        return Task(Paced(shapes, float(seconds)), 16, 1e-3, (torch.ones(16), torch.zeros(16)), None, momentum=0.0)
     if what in ("resnet", "digits"):
         from meshtrain.examples.resnet import ResNet18
 
@@ -138,13 +159,15 @@ def made(what: str, seed: int, data: Path | None) -> Task:
             return Task(Enlarged(ResNet18()), 16, 0.005, _no_batch(), digits(data))
         return Task(ResNet18(), 16, 1e-3, (torch.randn(16, 3, 64, 64), torch.randint(1000, (16,))), None)
     if what in ("gpt", "text"):
-        from meshtrain.examples.gpt import GPT, GPTConfig
-
         config = GPTConfig(context=128, num_layers=6, num_heads=6, width=384)
         if what == "text":
             return Task(GPT(config), 4, 0.05, _no_batch(), windows(config.context))
         tokens = torch.randint(60, (4, 129))
         return Task(GPT(config), 4, 1e-3, (tokens[:, :-1], tokens[:, 1:]), None)
+    if what == "lm":  # 30.8 M parameters, as a language model of words has them
+        config = GPTConfig(vocabulary_size=5200, context=512, num_layers=8, num_heads=8, width=512)
+        tokens = torch.randint(5200, (1, 513))
+        return Task(GPT(config), 1, 1e-3, (tokens[:, :-1], tokens[:, 1:]), None)
     if what == "wide":
         layers = [torch.nn.Linear(WIDE, WIDE) for _ in range(12)]
         return Task(torch.nn.Sequential(*layers), 1, 1e-3, (torch.randn(1, WIDE), torch.randn(1, WIDE)), None)

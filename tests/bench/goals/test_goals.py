@@ -1,5 +1,6 @@
 """The command goes on where it was stopped, and its page says what the file says."""
 
+import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,19 @@ from tests.bench.goals.__main__ import FAILED
 from tests.bench.goals.catalogue import GOALS, SECTIONS, Goal
 from tests.bench.goals.page import REASONS, page, reasons_of
 from tests.bench.goals.profiles import innermost
-from tests.bench.journal import Case, Conditions, Entry, Figures, Journal, Section, measure, spread
+from tests.bench.journal import (
+    Case,
+    Conditions,
+    Entry,
+    Figures,
+    Journal,
+    Section,
+    add_options,
+    measure,
+    parsed,
+    spread,
+)
+from tests.bench.journal import run as journal_run
 from tests.bench.kept_lines import KeptLinesError
 
 QUIET = Conditions(0.1, 1.0, "2026-11-26T10:00:00+00:00", {"commit": "abc", "torch": "2.13.0", "python": "3.11"})
@@ -86,6 +99,50 @@ def test_what_the_machine_lacks_is_said_before_anything_is_measured(
     assert machine.measured == [("resnet m=1", 0)]
     said = capsys.readouterr().err
     assert said.index("root is needed") < said.index("[1/1]")
+
+
+def command(tmp_path: Path, typed: str, machine: Machine, *names: str) -> tuple[int, list[str]]:
+    """What a command of these cases ends with, and the cases that its pages were written behind, if they were."""
+    pages: list[str] = []
+
+    def write(journal: Journal) -> list[Path]:
+        pages.extend(entry.case for entry in journal.lines)
+        return [tmp_path / "page.md"]
+
+    parser = argparse.ArgumentParser()
+    add_options(parser, ["some"], tmp_path / "goals.jsonl", 1)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("sys.argv", ["command", *typed.split()])
+        options = parsed(parser, ["some"])
+    return journal_run(options, [machine.section(*names)] * bool(options.sections), FAILED, write), pages
+
+
+def test_a_command_measures_what_is_asked_for_and_writes_pages_only_then(tmp_path: Path) -> None:
+    machine = Machine()
+    assert command(tmp_path, "some --only gpt", machine, "resnet m=1", "gpt m=1") == (0, [])
+    assert machine.measured == [("gpt m=1", 0)]
+    assert command(tmp_path, "--page", machine, "resnet m=1") == (0, ["gpt m=1"])
+    assert machine.measured == [("gpt m=1", 0)]
+
+
+def test_a_command_says_by_its_exit_code_what_became_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """1: a case failed, and pages are written of the others; 130: ctrl-C, and no page; 1: its file is another's."""
+    failing = Machine({("resnet m=1", 0): TimeoutError("no daemon")})
+    assert command(tmp_path, "some --page", failing, "resnet m=1", "gpt m=1") == (1, ["gpt m=1"])
+    broken = Machine({("resnet m=1", 0): KeyboardInterrupt()})
+    assert command(tmp_path, "some --page", broken, "resnet m=1") == (130, [])
+    assert "goes on behind what is in" in capsys.readouterr().err
+    (tmp_path / "goals.jsonl").write_text("{}\n")
+    assert command(tmp_path, "some --page", Machine(), "resnet m=1") == (1, [])
+    assert "line 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("typed", ["", "other", "some --repeats 0", "some --only ("])
+def test_what_makes_no_sense_is_refused_before_anything_is_measured(tmp_path: Path, typed: str) -> None:
+    machine = Machine()
+    with pytest.raises(SystemExit) as refused:
+        command(tmp_path, typed, machine, "resnet m=1")
+    assert (refused.value.code, machine.measured) == (2, [])
 
 
 def test_short_runs_are_no_results(tmp_path: Path) -> None:

@@ -1,18 +1,18 @@
 """The page of every mode, and its pictures, from what is measured."""
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 from meshwire.sync_modes.mode import sync_settings
 from tests.bench.codecruns import rounds_of
 from tests.bench.journal import Journal
+from tests.bench.proof.curves import loss_at, mean_curve, noise, steps_to
 from tests.bench.proof.modes import BASE, EXPECTED, MBIT, MEMBERS, MODES, RTT_S, SETS, Set, case_name, steps_name
-from tests.bench.proof.plots import Curve, Panel, panels_svg
+from tests.bench.proof.plots import Panel, panels_svg
 
-PAGE, NOISE_FACTOR = "modes.md", 2.0  # standard errors of the difference of two means
+PAGE = "modes.md"
 TARGET_PART = 0.5  # of the samples, after which bsp's loss is the target
 SHOWN_MBIT = 50.0  # of the picture
 PAYS = 1.05
@@ -60,42 +60,17 @@ def ways(journal: Journal, one: Set) -> dict[str, Way]:
         entries = journal.of(case_name(one.model, mode))
         if not entries:
             continue
-        curves = [dict(zip(each.figures["step"], each.figures["loss"], strict=True)) for each in entries]
-        common = sorted(set.intersection(*map(set, curves)))
+        curves = [list(zip(each.figures["step"], each.figures["loss"], strict=True)) for each in entries]
         sent = statistics.mean(journal.figures(case_name(one.model, mode), "sent_bytes"))  # of all, a step
         found[mode] = Way(
             mode,
             tuple(each.figures["loss"][-1] for each in entries),
-            tuple((step, statistics.mean(curve[step] for curve in curves)) for step in common),
+            tuple(mean_curve(curves)),
             sent / MEMBERS * one.steps / rounds_of(mode, one.steps),
             step_s(mode),
             step_s(BASE),
         )
     return found
-
-
-def steps_to(curve: Curve, loss: float) -> float | None:
-    """Where a curve comes down to a loss, between two points on a straight line; None where it does not."""
-    for (before, high), (after, low) in pairwise(curve):
-        if low <= loss:
-            return before if high <= loss else before + (after - before) * (high - loss) / (high - low)
-    return None
-
-
-def loss_at(curve: Curve, steps: float) -> float:
-    """Between two points on a straight line."""
-    for (before, one), (after, other) in pairwise(curve):
-        if before <= steps <= after:
-            return one + (other - one) * (steps - before) / (after - before)
-    return curve[-1][1]
-
-
-def noise(losses: Sequence[float], base: Sequence[float]) -> float | None:
-    """Of the difference of two means; None of a single seed."""
-    if min(len(losses), len(base)) < 2:
-        return None
-    squares = statistics.variance(losses) / len(losses) + statistics.variance(base) / len(base)
-    return float(NOISE_FACTOR * squares**0.5)
 
 
 def page(journal: Journal) -> str:

@@ -1,5 +1,8 @@
-"""Where proofs run: daemons that cases share, started when the first of them asks."""
+"""Where proofs run: daemons that cases share, started when the first of them asks; commands as a person types them."""
 
+import os
+import re
+import subprocess
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -59,3 +62,28 @@ class LocalPlace:
         if not (folder / "data").exists():
             write_data(folder / "data", user_cache_path("meshtrain") / "digits")
         return folder
+
+
+def printed(command: Sequence[str], folder: Path, timeout_s: float) -> tuple[str, str]:
+    """What a command prints that runs in a folder, and says beside it. Raises ProofError: it fails, or takes longer."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=errors, env=env, cwd=folder)
+        try:
+            code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise ProofError(f"{' '.join(command)} took more than {timeout_s:.0f} s") from None
+        for file in (out, errors):
+            file.seek(0)
+        said = errors.read().decode(errors="replace")
+        if code:
+            raise ProofError(f"{' '.join(command)} ended with exit code {code}: {said[-1500:]}")
+        return out.read().decode(), said
+
+
+def chosen_in(said: str) -> str:
+    """What `submit` says that it has chosen."""
+    found = re.search(r"^chosen: (.*)$", said, re.M)
+    return "nothing chosen" if found is None else found[1]

@@ -5,9 +5,6 @@ speed is of the script alone on that laptop, without a job.
 """
 
 import json
-import os
-import re
-import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -16,8 +13,8 @@ from pathlib import Path
 from tests.bench import paced
 from tests.bench.journal import Case, Figures, Section
 from tests.bench.overlap_lab import StationDaemon, link
-from tests.bench.proof.places import NAMES, ProofError
-from tests.bench.stragglers import Run
+from tests.bench.proof.places import NAMES, ProofError, chosen_in, printed
+from tests.bench.stragglers import ended
 from tests.daemon import realjobs as jobs
 from tests.lab.lab import Lab, lab_unavailable
 from tests.lab.quotas import Quota, quotas_unavailable
@@ -111,7 +108,7 @@ def measured(samples: int) -> Figures:
 
 def _alone_s(lab: Lab, station: int, quota: Quota, work: Path) -> float:
     """Samples a second of the script without a job."""
-    _done(lab, station, quota, ["train.py", str(ALONE_SAMPLES), str(BATCH)], work)
+    printed(_there(lab, station, quota, ["train.py", str(ALONE_SAMPLES), str(BATCH)]), work, TIMEOUT_S)
     steps = [paced.Step(*each) for each in json.loads((work / "out" / "steps.json").read_text())]
     return paced.speed(steps, steps[5].began_s, steps[-1].ended_s)
 
@@ -119,13 +116,13 @@ def _alone_s(lab: Lab, station: int, quota: Quota, work: Path) -> float:
 def _job(lab: Lab, quota: Quota, daemons: list[StationDaemon], work: Path, samples: int, own: list[float]) -> Figures:
     """As a person would type it on the first laptop."""
     submit = ["-m", "meshtrain.cli", "submit", "--json", "--data-dir", str(daemons[0].data_dir)]
-    printed, said = _done(lab, 0, quota, [*submit, "train.py", str(samples), str(BATCH)], work)
-    told = json.loads(printed)
+    out, said = printed(_there(lab, 0, quota, [*submit, "train.py", str(samples), str(BATCH)]), work, TIMEOUT_S)
+    told = json.loads(out)
     summary = jobs.summary(daemons[0], told["job"])
     if summary.state != "succeeded":
         raise ProofError(f"the job {summary.state}: {summary.error}")
     names = [member["name"] for member in told["members"]]
-    run = Run(summary, [paced.steps(daemons[0], told["job"], rank) for rank in range(len(names))])
+    run = ended(daemons[0], summary, len(names))
     speeds = run.speeds()
     every = [step for steps in run.steps for step in steps]
     lasted_s = max(step.ended_s for step in every) - min(step.began_s for step in every)
@@ -138,26 +135,6 @@ def _job(lab: Lab, quota: Quota, daemons: list[StationDaemon], work: Path, sampl
     }
 
 
-def chosen_in(said: str) -> str:
-    """What `submit` says that it has chosen."""
-    found = re.search(r"^chosen: (.*)$", said, re.M)
-    return "nothing chosen" if found is None else found[1]
-
-
-def _done(lab: Lab, station: int, quota: Quota, arguments: list[str], work: Path) -> tuple[str, str]:
-    """What Python prints there, and says beside it. Raises ProofError."""
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        command = [*quota.prefix(), *lab.command(station, [sys.executable, *arguments])]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=errors, env=env, cwd=work)
-        try:
-            code = process.wait(TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise ProofError(f"{arguments} took more than {TIMEOUT_S:.0f} s") from None
-        for file in (out, errors):
-            file.seek(0)
-        said = errors.read().decode(errors="replace")
-        if code:
-            raise ProofError(f"{' '.join(arguments)} ended with exit code {code}: {said[-1500:]}")
-        return out.read().decode(), said
+def _there(lab: Lab, station: int, quota: Quota, arguments: list[str]) -> list[str]:
+    """Python with these arguments, as a command in a station's share of a core."""
+    return [*quota.prefix(), *lab.command(station, [sys.executable, *arguments])]

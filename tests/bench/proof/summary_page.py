@@ -6,12 +6,15 @@ from statistics import mean, median
 
 from meshwire.planning.mesh_plan import PAYS_FROM
 from tests.bench.journal import Journal
-from tests.bench.proof import goodput, slow_laptop
+from tests.bench.proof import goodput, slow_laptop, stragglers
+from tests.bench.proof.curves import noise
 from tests.bench.proof.goals_page import GOODPUT_GOAL, RATE_GOAL, SLOW_GOAL
 from tests.bench.proof.modes import BASE, SETS
-from tests.bench.proof.modes_page import noise, ways
-from tests.bench.proof.wifi import DDP_PLANNED, MODELS, QUALITIES, planned_name
-from tests.bench.proof.wifi_page import SHOWN_MEMBERS
+from tests.bench.proof.modes_page import ways
+from tests.bench.proof.networks import grid, grid_page, target, target_page
+from tests.bench.proof.networks.paced_models import DDP_PLANNED, QUALITIES
+from tests.bench.proof.networks.wifi import MODELS, model_of, planned_name
+from tests.bench.proof.networks.wifi_page import SHOWN_MEMBERS
 
 PAGE = "proof.md"
 Claim = tuple[bool, str]
@@ -20,13 +23,17 @@ Claim = tuple[bool, str]
 
 def page(journal: Journal) -> str:
     """In Markdown."""
-    claims = [*_wifi(journal), *_modes(journal), *_goals(journal)]
+    claims = [*_wifi(journal), *_target(journal), *_grid(journal), *_modes(journal), *_goals(journal)]
+    claims += _stragglers(journal)
     lines = ["# Does it pay?", "", "```", "python -m tests.bench.proof --page", "```", ""]
     if not claims:
         return "\n".join([*lines, "Nothing is measured yet.", ""])
     for pays, head in ((True, "## It does"), (False, "## It does not")):
         lines += [head, "", *(f"- {text}" for good, text in claims if good is pays), ""]
-    lines += ["How, with every figure: [modes](modes.md), [kills and a slow laptop](goodput.md), [WiFi](wifi.md)."]
+    lines += [
+        "How, with every figure: [modes](modes.md), [kills and a slow laptop](goodput.md), [WiFi](wifi.md),",
+        "[time to a target](target.md), [others' grid](grid.md), [eight unequal peers](eight_peers.md).",
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -63,6 +70,50 @@ def _from(rates: Sequence[float], values: Sequence[float]) -> tuple[float | None
     """The lowest rate from which it pays, and the best that it comes to."""
     paying = [rate for rate, value in zip(rates, values, strict=True) if value >= PAYS_FROM]
     return min(paying, default=None), max(values)
+
+
+def _target(journal: Journal) -> Iterator[Claim]:
+    """How much sooner four laptops in the cell of the goal are at a loss than one."""
+    for trained in target.TRAINED:
+        net = target.NETS[0]
+        found = target_page.reached(journal, trained, net)
+        alone = found.get(target.ALONE)
+        for quality in QUALITIES if alone is not None and alone.time_s is not None else ():
+            one = found[quality]
+            if not one.losses or alone is None or alone.time_s is None:
+                continue
+            about = f"Time to a target loss, {model_of(trained.paced).about}, four in {net}, `{quality}`"
+            goal = f"(goal {target_page.ALONE_GOAL:g})"
+            if one.time_s is None:
+                yield False, f"{about}: not reached in the samples that were trained {goal}."
+            else:
+                times = alone.time_s / one.time_s
+                yield times >= target_page.ALONE_GOAL, f"{about}: {times:.2f} times one laptop {goal}."
+
+
+def _grid(journal: Journal) -> Iterator[Claim]:
+    """Which ways use the compute at the slowest rate, and at what loss."""
+    both, only = grid_page.reaching(journal)
+    where = f"{grid.ABOUT} at {grid_page.SLOWEST:g} Mbit/s: {grid.UTILISED:.2f} of the compute"
+    if both:
+        yield True, f"{where} at a loss within {grid.LOSS_PART:.1%} of synchronous AdamW's: {', '.join(both)}."
+    if only:
+        yield False, f"{where}, but not at a loss within {grid.LOSS_PART:.1%}: {', '.join(only)}."
+
+
+def _stragglers(journal: Journal) -> Iterator[Claim]:
+    """Who is sooner at an accuracy than the fastest peer alone."""
+    alone = journal.figures(stragglers.case_name(stragglers.ALONE), "reached_s")
+    if not alone:
+        return
+    times = {}
+    for way in stragglers.WAYS[1:]:
+        if reached := journal.figures(stragglers.case_name(way), "reached_s"):
+            times[way.name] = median(alone) / median(reached)
+    for pays in (True, False):
+        each = [f"{name} {value:.2f}" for name, value in times.items() if (value >= PAYS_FROM) is pays]
+        if each:
+            yield pays, f"Eight unequal peers, times as soon at the accuracy as the fastest alone: {', '.join(each)}."
 
 
 def _modes(journal: Journal) -> Iterator[Claim]:

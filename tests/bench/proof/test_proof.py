@@ -5,33 +5,21 @@ from pathlib import Path
 
 import pytest
 
-from meshtrain.cli.planning.codec_prices import ProcessorPrices
 from meshwire.planning.choose import job_settings
-from meshwire.planning.network import USUAL_WORK
-from meshwire.planning.price import CodecPrice
-from meshwire.planning.quality import EVIDENCE
 from tests.bench.chaosjob import Record
 from tests.bench.codecruns import rounds_of
-from tests.bench.journal import Conditions, Entry, Figures, Journal
+from tests.bench.journal import Entry, Figures, Journal
 from tests.bench.kept_lines import KeptLinesError
-from tests.bench.proof import goals_page, goodput, modes_page, slow_laptop, summary_page, wifi, wifi_page
-from tests.bench.proof.__main__ import every_section
+from tests.bench.proof import goals_page, goodput, modes_page, slow_laptop, summary_page
+from tests.bench.proof.__main__ import PAGES, every_section
+from tests.bench.proof.filled_journal import QUIET, filled
 from tests.bench.proof.modes import AFTER, BASE, MBIT, MEMBERS, MODES, SETS, case_name, steps_name
-from tests.bench.proof.places import LocalPlace, ProofError
+from tests.bench.proof.networks import wifi
+from tests.bench.proof.places import LocalPlace, ProofError, chosen_in
 from tests.bench.proof.plots import Panel, panels_svg
 
-QUIET = Conditions(0.1, 1.0, "2026-11-26T10:00:00+00:00", {"commit": "abc", "torch": "2.13.0", "python": "3.11"})
 TEXT = SETS[0]
 MINUTES_MAX = 30.0
-
-
-def filled(path: Path, *entries: tuple[str, Figures]) -> Journal:
-    journal = Journal(path / "proof.jsonl")
-    repeats: dict[str, int] = {}
-    for case, figures in entries:
-        repeats[case] = repeats.get(case, -1) + 1
-        journal.add(Entry(case, repeats[case], False, figures, QUIET))
-    return journal
 
 
 def losses(mode: str, end: float) -> tuple[str, Figures]:
@@ -112,11 +100,11 @@ def test_steps_of_post_local_sgd_take_as_long_as_bsps_at_first(tmp_path: Path) -
 
 
 def test_what_is_not_measured_is_called_so(tmp_path: Path) -> None:
-    """All three pages, of nothing and of short runs."""
+    """All pages, of nothing and of short runs."""
     journal = Journal(tmp_path / "proof.jsonl")
     journal.add(Entry(case_name(TEXT.model, BASE), 0, True, losses(BASE, 2.0)[1], QUIET))
-    for write in (modes_page.write, goals_page.write, wifi_page.write):
-        write(journal, tmp_path)
+    for write in PAGES:
+        assert all(path.exists() for path in write(journal, tmp_path))
     assert "`bsp` |" not in (tmp_path / modes_page.PAGE).read_text("utf-8")
     assert (tmp_path / goals_page.PAGE).read_text("utf-8").count("ot measured") == 5
 
@@ -144,41 +132,7 @@ def test_a_slow_laptops_share_is_judged(tmp_path: Path) -> None:
     figures = {"of the sum": [0.84], "of the sum, whole job": [0.5], "on 4, anna and three others": [30.0]}
     text = goals_page.page(filled(tmp_path, (slow_laptop.NAME, figures)))
     assert "**0.84 of the sum** once batches have their sizes, goal at least 0.85:\n  **not met**" in text
-    assert slow_laptop.chosen_in("note: x\nchosen: anna, bert: fast\notherwise: y") == "anna, bert: fast"
-
-
-def planner(name: str) -> wifi.Planner:
-    """With prices that are stated."""
-    codecs = [*wifi.DDP_PLANNED.values(), *(tried.codec for tried in EVIDENCE)]
-    prices = {codec: CodecPrice(1e-9, 1e-9) for codec in codecs}
-    return wifi.Planner(wifi.model_of(name), ProcessorPrices(prices, USUAL_WORK))
-
-
-def test_the_wifi_plan_is_arithmetic() -> None:
-    """fp32 over a ring of four in one cell: 12 times the model's bytes cross the air, behind all computing of a step
-    but what overlaps; fp16 is half of it."""
-    small = planner("mlp")
-    network = wifi.Net(20.0, True).network(4)
-    air_s = 12 * 4 * sum(tensor.count for tensor in wifi.manifest_of(small.model).tensors) / (20e6 / 8)
-    whole, half = (small.ddp(codec, network, 4).step_s for codec in ("fp32", "fp16"))
-    assert air_s < whole < air_s + small.model.step_s + 0.05
-    assert half == pytest.approx(whole / 2, rel=0.05)
-
-
-def test_the_wifi_page_says_what_is_chosen_and_what_misses_its_goal(tmp_path: Path) -> None:
-    first, net, members, _ = wifi.MEASURED[0]
-    figures = {
-        "alone": [0.5],
-        "DDP, fp16 hook": [5.0],
-        "DDP, PowerSGD hook": [1.0],
-        "safe: bsp int4:sr": [2.5],
-        "safe, planned": [2.4],
-        "fast: local:8,ssp:1 int8": [0.5],
-        "fast, planned": [0.5],
-    }
-    text = wifi_page.page(filled(tmp_path, (wifi.measured_name(first, net, members), figures)))
-    assert "`bsp int4:sr` 2.50 s (2.40 s) | `local:8,ssp:1 int8` 500 ms (500 ms) | 4.00 |" in text
-    assert "`safe` 2.0 and 0.40 [alone 2.5 and 0.50]: **not met**; `fast` 10.0 and 2.00" in text
+    assert chosen_in("note: x\nchosen: anna, bert: fast\notherwise: y") == "anna, bert: fast"
 
 
 def test_what_does_not_pay_is_said_as_loudly(tmp_path: Path) -> None:

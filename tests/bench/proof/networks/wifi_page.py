@@ -5,20 +5,17 @@ from pathlib import Path
 from statistics import median
 
 from tests.bench.journal import Journal
-from tests.bench.proof.plots import Panel, panels_svg
-from tests.bench.proof.wifi import (
-    DDP_PLANNED,
+from tests.bench.proof.networks.paced_models import DDP_PLANNED, HOOKS, QUALITIES, Model
+from tests.bench.proof.networks.wifi import (
     EXPECTED,
-    HOOKS,
     MEASURED,
     MEMBERS,
     MODELS,
-    QUALITIES,
-    Model,
     measured_name,
     model_of,
     planned_name,
 )
+from tests.bench.proof.plots import Panel, panels_svg
 
 PAGE, PICTURE = "wifi.md", "wifi.svg"
 SHOWN_MEMBERS = max(MEMBERS)
@@ -101,24 +98,25 @@ def _times(value: float) -> str:
 
 
 def _measured_row(name: str, where: str, members: int, figures: Mapping[str, list[float]]) -> str:
-    cells = [f"{model_of(name).about}, {where}", _seconds(median(figures["alone"]))]
-    cells += [f"{_seconds(median(figures[hook]))}" for hook in HOOKS]
+    cells = [f"{model_of(name).about}, {where}", seconds(median(figures["alone"]))]
+    cells += [seconds(median(figures[hook])) for hook in HOOKS]
     fast_s = 0.0
     for quality in QUALITIES:
-        key, fast_s = _of(figures, f"{quality}: ")
+        key, fast_s = quality_figure(figures, f"{quality}: ")
         planned_s = figures[f"{quality}, planned"][0]
-        cells.append(f"{_choice({key: []}, f'{quality}: ')} {_seconds(fast_s)} ({_seconds(planned_s)})")
+        cells.append(f"{_choice({key: []}, f'{quality}: ')} {seconds(fast_s)} ({seconds(planned_s)})")
     cells.append(f"{members * median(figures['alone']) / fast_s:.2f}")
     return f"| {' | '.join(cells)} |"
 
 
-def _of(figures: Mapping[str, list[float]], begin: str) -> tuple[str, float]:
+def quality_figure(figures: Mapping[str, list[float]], begin: str) -> tuple[str, float]:
     """The figure whose name begins so, and its median."""
     key = next(name for name in figures if name.startswith(begin))
     return key, median(figures[key])
 
 
-def _seconds(value: float) -> str:
+def seconds(value: float) -> str:
+    """For people: in ms below one."""
     return f"{1000 * value:.0f} ms" if value < 1 else f"{value:.2f} s"
 
 
@@ -135,7 +133,7 @@ def _verdicts(journal: Journal) -> Iterator[str]:
         figures = entries[-1].figures
         parts = []
         for quality in QUALITIES:
-            own_s = _of(figures, f"{quality}: ")[1]
+            own_s = quality_figure(figures, f"{quality}: ")[1]
             alone = members * median(figures["alone"])  # seconds for as many samples
             by_fp16, by_power = median(figures[fp16]) / own_s, median(figures[power]) / own_s
             met = by_fp16 >= FP16_GOAL and by_power >= POWERSGD_GOAL

@@ -1,0 +1,96 @@
+"""Time to a target loss of four laptops, against one: what is chosen, beside DDP with the hooks that anybody has.
+
+It is a product. Losses by samples are of real learners on loopback, which compute ResNet-18 and a GPT of 10.9 M really:
+they are the same whatever the time. Seconds a step are those of the same models, paced, in the lab: `wifi`.
+"""
+
+from collections.abc import Callable, Iterator
+
+from tests.bench.goals.measures import digits_folder
+from tests.bench.goals.sides import Place, Side, Work, place
+from tests.bench.journal import Case, Figures, Section
+from tests.bench.proof.networks import wifi
+from tests.bench.proof.networks.paced_models import HOOKS, QUALITIES, Net, Planner, job_of, text_of
+from tests.bench.proof.places import LocalPlace
+
+MEMBERS = 4
+EVERY = 8  # steps between two points: whole periods of what is chosen
+ALONE = "one laptop alone"
+
+
+class Trained:
+    """What is really trained.
+
+    Attributes:
+        model: of `learnerturns.made`, with real samples.
+        paced: the name in `wifi.MODELS` of the one with its shapes.
+        points: of the curve, EVERY steps apart.
+        seconds: that a repeat takes, about.
+    """
+
+    def __init__(self, model: str, paced: str, points: int, seconds: int) -> None:
+        self.model, self.paced, self.points, self.seconds = model, paced, points, seconds
+
+
+TRAINED = (Trained("digits", "resnet", 8, 190), Trained("text", "gpt", 6, 350))
+NETS = (Net(150.0, True), Net(50.0, False), Net(150.0, False))
+"""The cell of the goal, and the cables on which DDP with its hooks was measured, too."""
+EXPECTED = (
+    "Per sample, one laptop alone is ahead: it takes four times as many steps. `safe` follows DDP's fp16 hook to "
+    "within the noise. In the cell of 150 Mbit/s its step takes 4 s for one of 0.5 s, so four are slower than one; "
+    "`fast` loses per sample on so short a training, and with steps near 0.6 s comes to at most twice one laptop, not "
+    "to three times. On cables of 150 Mbit/s both are ahead of both hooks in time."
+)
+
+
+def case_name(trained: Trained) -> str:
+    """The name under which the file keeps the curves of a model."""
+    return f"target, {wifi.model_of(trained.paced).name}"
+
+
+def sections(shared: LocalPlace) -> tuple[Section]:
+    """Curves of losses; seconds a step are of the section `wifi`."""
+    cases = tuple(Case(case_name(one), one.seconds, _curves(shared, one)) for one in TRAINED)
+    about = "held-out loss by samples of what is chosen, of DDP with its hooks, and of one alone; times are of `wifi`"
+    return (Section("target", about, cases, quiet=False, expected=EXPECTED),)
+
+
+def _curves(shared: LocalPlace, trained: Trained) -> Callable[[int, bool], Figures]:
+    def measured(seed: int, short: bool) -> Figures:
+        planner = Planner.here(wifi.model_of(trained.paced), shared.scratch() / "prices")
+        return dict(_each(planner, trained, seed, 1 if short else trained.points))
+
+    return measured
+
+
+def _each(planner: Planner, trained: Trained, seed: int, points: int) -> Iterator[tuple[str, list[float]]]:
+    """(settings, held-out loss after 0, EVERY, 2 * EVERY and so on steps of each of four members); of one alone after
+    as many samples."""
+    prices = [planner.ours(net.network(MEMBERS), MEMBERS, quality) for net in NETS for quality in QUALITIES]
+    every = {text_of(price.settings): price.settings for price in prices}
+    data = digits_folder() if trained.model == "digits" else None
+    work = Work(trained.model, MEMBERS, seed, data)
+    yield "steps", [float(EVERY * at) for at in range(points + 1)]
+    with place(MEMBERS) as here:
+        for name, hook in HOOKS.items():
+            with here.torch(work, hook) as side:
+                yield name, curve(side, EVERY, points)
+        with here.daemons(MEMBERS) as daemons:
+            for name, settings in every.items():
+                with job_of(here, daemons, work, settings) as side:
+                    yield name, curve(side, EVERY, points)
+        yield ALONE, _alone(here, Work(trained.model, 1, seed, data), points)
+
+
+def _alone(here: Place, work: Work, points: int) -> list[float]:
+    with here.torch(work) as side:
+        return curve(side, MEMBERS * EVERY, points)
+
+
+def curve(side: Side, steps: int, points: int) -> list[float]:
+    """Held-out loss at the beginning and after each so many steps."""
+    losses = [side.held_out_loss()]
+    for _ in range(points):
+        side.turn(steps)
+        losses.append(side.held_out_loss())
+    return losses

@@ -1,0 +1,199 @@
+"""The page of time to a target loss, and its picture: losses by samples times seconds a step, each as measured."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median
+
+from tests.bench.journal import Journal
+from tests.bench.proof.curves import loss_at, mean_curve, noise, steps_to
+from tests.bench.proof.networks import wifi
+from tests.bench.proof.networks.paced_models import HOOKS, QUALITIES, Net
+from tests.bench.proof.networks.target import ALONE, EVERY, EXPECTED, MEMBERS, NETS, TRAINED, Trained, case_name
+from tests.bench.proof.networks.wifi_page import FP16_GOAL, POWERSGD_GOAL, quality_figure, seconds
+from tests.bench.proof.plots import Panel, panels_svg
+
+PAGE, PICTURE = "target.md", "target.svg"
+TARGET_PART = 0.75  # of the samples, after which the loss of DDP's fp16 hook, exact but for rounding, is the target
+ALONE_GOAL = 3.0
+FP16, POWERSGD = HOOKS
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What a way came to on one network.
+
+    Attributes:
+        settings: in which it trained; of DDP its name.
+        step_s: as measured in the lab.
+        steps: of a member until the target; None: not there, or not trained.
+        losses: of the seeds, at the end.
+    """
+
+    name: str
+    settings: str
+    step_s: float
+    steps: float | None
+    losses: tuple[float, ...]
+
+    @property
+    def time_s(self) -> float | None:
+        """Until the target."""
+        return None if self.steps is None else self.steps * self.step_s
+
+
+def page(journal: Journal) -> str:
+    """In Markdown."""
+    return "\n".join(_lines(journal)).rstrip() + "\n"
+
+
+def _lines(journal: Journal) -> Iterator[str]:
+    yield from ("# Time to a target loss", "", "```")
+    yield "python -m tests.bench.proof target   # losses; other work does not matter"
+    yield "python -m tests.bench.proof wifi     # seconds a step, on a machine that does nothing else"
+    yield from ("python -m tests.bench.proof --page", "```", "")
+    yield "**A product**: losses by samples are of real learners that compute the real model on loopback, three seeds;"
+    yield "seconds a step are of the same model paced to 500 ms in the lab ([wifi.md](wifi.md)). Nobody waited that"
+    yield "long: two cores cannot compute four laptops in time. *alone* trains with batches of one laptop, four times"
+    yield "as many steps for as many samples, at the same rate; its step takes what DDP's takes there without any"
+    yield f"exchange. *target*: the loss that DDP with its fp16 hook has after {TARGET_PART:.0%} of the samples."
+    yield from ("", f"**Expected, before it ran.** {EXPECTED}", "", f"![Loss by time]({PICTURE})", "")
+    for trained in TRAINED:
+        yield from _model(journal, trained)
+
+
+def _model(journal: Journal, trained: Trained) -> Iterator[str]:
+    yield from (f"## {wifi.model_of(trained.paced).about}", "")
+    entries = journal.of(case_name(trained))
+    if not entries:
+        yield from ("Losses are not measured.", "")
+        return
+    target = target_of(journal, trained)
+    yield f"{EVERY * trained.points} steps of each member; seeds: {len(entries)}; target {target:.3f} nats."
+    yield ""
+    heads = ("network", "", "settings", "loss (seeds)", "- fp16 hook", "noise", "a step", "to the target", "of one")
+    yield from (f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}")
+    verdicts: list[str] = []
+    for net in NETS:
+        found = reached(journal, trained, net)
+        if not found:
+            yield f"| {net} | not measured: `wifi` | | | | | | | |"
+            continue
+        exact, alone = found[FP16], found[ALONE]
+        for one in found.values():
+            yield f"| {net} | {' | '.join(_row(one, exact, alone))} |"
+        verdicts += [f"- {net}: {verdict(found[str(quality)], found)}" for quality in QUALITIES]
+    yield ""
+    yield f"Goals of `safe`, and `fast` beside it: at least {ALONE_GOAL:g} times one laptop in time to the target;"
+    yield f"steps at least {FP16_GOAL:g} times as fast as with the fp16 hook, and {POWERSGD_GOAL:g} times the PowerSGD"
+    yield from ("hook's, at no worse loss for equal samples than that hook's.", "", *verdicts, "")
+
+
+def curves_of(journal: Journal, trained: Trained) -> dict[str, list[tuple[float, float]]]:
+    """(steps of a member, mean loss of the seeds) of each way."""
+    entries = journal.of(case_name(trained))
+    names = dict.fromkeys(name for entry in entries for name in entry.figures if name != "steps")
+    return {
+        name: mean_curve(
+            [
+                list(zip(entry.figures["steps"], entry.figures[name], strict=True))
+                for entry in entries
+                if name in entry.figures
+            ]
+        )
+        for name in names
+    }
+
+
+def target_of(journal: Journal, trained: Trained) -> float:
+    """The loss to be reached."""
+    return loss_at(curves_of(journal, trained)[FP16], TARGET_PART * EVERY * trained.points)
+
+
+def reached(journal: Journal, trained: Trained, net: Net) -> dict[str, Reached]:
+    """What each way came to on a network: of DDP with its hooks, of both qualities, and of one alone; nothing where the
+    times, or the losses, were not measured."""
+    times = journal.of(wifi.measured_name(trained.paced, net, MEMBERS))
+    curves = curves_of(journal, trained)
+    if not times or not curves:
+        return {}
+    figures, target = times[-1].figures, target_of(journal, trained)
+
+    def of(name: str, settings: str, step_s: float) -> Reached:
+        losses = [entry.figures[settings][-1] for entry in journal.of(case_name(trained)) if settings in entry.figures]
+        steps = steps_to(curves[settings], target) if settings in curves else None
+        return Reached(name, settings, step_s, steps, tuple(losses))
+
+    found = {hook: of(hook, hook, median(figures[hook])) for hook in HOOKS}
+    for quality in QUALITIES:
+        key, step_s = quality_figure(figures, f"{quality}: ")
+        found[str(quality)] = of(str(quality), key.removeprefix(f"{quality}: "), step_s)
+    # Its points are MEMBERS times as many steps of its own apart, for as many samples.
+    found[ALONE] = of(ALONE, ALONE, MEMBERS * median(figures["alone"]))
+    return found
+
+
+def _row(one: Reached, exact: Reached, alone: Reached) -> list[str]:
+    if not one.losses:
+        return [one.name, f"`{one.settings}`", "not trained", "", "", seconds(one.step_s), "", ""]
+    apart = noise(one.losses, exact.losses)
+    step_s = one.step_s / MEMBERS if one is alone else one.step_s
+    return [
+        one.name,
+        "" if one.settings == one.name else f"`{one.settings}`",
+        f"{mean(one.losses):.3f} ({' '.join(f'{loss:.3f}' for loss in one.losses)})",
+        "" if one is exact else f"{mean(one.losses) - mean(exact.losses):+.3f}",
+        "" if one is exact or apart is None else f"{apart:.3f}",
+        seconds(step_s),
+        "not reached" if one.time_s is None else f"{one.time_s:.0f} s",
+        "" if one.time_s is None or alone.time_s is None else f"{alone.time_s / one.time_s:.2f}",
+    ]
+
+
+def verdict(one: Reached, found: Mapping[str, Reached]) -> str:
+    """How a quality stands to each goal, in a sentence."""
+    alone, fp16, power = found[ALONE], found[FP16], found[POWERSGD]
+    if not one.losses:
+        return f"`{one.name}` chose `{one.settings}`, which was not trained: nothing to say of its loss"
+    parts = []
+    if one.time_s is None:
+        parts.append("the target is not reached: **not met**")
+    elif alone.time_s is not None:
+        sooner = alone.time_s / one.time_s
+        parts.append(_judged(f"{sooner:.2f} times one laptop", sooner, ALONE_GOAL))
+    parts.append(_judged(f"{fp16.step_s / one.step_s:.1f} times the fp16 hook", fp16.step_s / one.step_s, FP16_GOAL))
+    times = power.step_s / one.step_s
+    worse = mean(one.losses) - mean(power.losses)
+    told_apart = worse > (noise(one.losses, power.losses) or 0.0)
+    met = times >= POWERSGD_GOAL and not told_apart
+    said = f"{times:.2f} times the PowerSGD hook, loss {worse:+.3f}"
+    said += "" if told_apart else " (within the noise, or better)"
+    parts.append(f"{said}: {'met' if met else '**not met**'}")
+    return f"`{one.name}` {'; '.join(parts)}"
+
+
+def _judged(text: str, value: float, least: float) -> str:
+    return f"{text}: {'met' if value >= least else '**not met**'}"
+
+
+def picture(journal: Journal) -> str:
+    """Loss by time in the cell of the goal, a panel for each model."""
+    panels = []
+    for trained in TRAINED:
+        curves = curves_of(journal, trained)
+        found = reached(journal, trained, NETS[0])
+        shown = {
+            one.name: [(steps * one.step_s, loss) for steps, loss in curves[one.settings]]
+            for one in found.values()
+            if one.settings in curves
+        }
+        panels.append(Panel(wifi.model_of(trained.paced).about, f"seconds in {NETS[0]}", shown, log=True))
+    return panels_svg(f"Held-out loss by time, {MEMBERS} laptops and one", panels)
+
+
+def write(journal: Journal, folder: Path) -> list[Path]:
+    """The page and its picture; returns where they are."""
+    texts = {PAGE: page(journal), PICTURE: picture(journal)}
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return [folder / name for name in texts]

@@ -1,0 +1,205 @@
+"""What the pages of paced models say follows from what was measured; what they plan is arithmetic."""
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from meshtrain.cli.planning.codec_prices import ProcessorPrices
+from meshwire.planning.network import USUAL_WORK
+from meshwire.planning.price import CodecPrice
+from meshwire.planning.quality import EVIDENCE
+from tests.bench.goals.learnerturns import made
+from tests.bench.journal import Figures
+from tests.bench.proof import summary_page
+from tests.bench.proof.filled_journal import filled
+from tests.bench.proof.networks import grid, grid_page, target, target_page, wifi, wifi_page
+from tests.bench.proof.networks.paced_models import DDP_PLANNED, Net, Planner, manifest_of, text_of
+
+
+def planner(name: str) -> Planner:
+    """With prices that are stated."""
+    codecs = [*DDP_PLANNED.values(), *(tried.codec for tried in EVIDENCE)]
+    prices = {codec: CodecPrice(1e-9, 1e-9) for codec in codecs}
+    return Planner(wifi.model_of(name), ProcessorPrices(prices, USUAL_WORK))
+
+
+def test_the_wifi_plan_is_arithmetic() -> None:
+    """fp32 over a ring of four in one cell: 12 times the model's bytes cross the air, behind all computing of a step
+    but what overlaps; fp16 is half of it."""
+    small = planner("mlp")
+    network = Net(20.0, True).network(4)
+    air_s = 12 * 4 * sum(tensor.count for tensor in manifest_of(small.model).tensors) / (20e6 / 8)
+    whole, half = (small.ddp(codec, network, 4).step_s for codec in ("fp32", "fp16"))
+    assert air_s < whole < air_s + small.model.step_s + 0.05
+    assert half == pytest.approx(whole / 2, rel=0.05)
+
+
+def test_the_wifi_page_says_what_is_chosen_and_what_misses_its_goal(tmp_path: Path) -> None:
+    first, net, members, _ = wifi.MEASURED[0]
+    figures = {
+        "alone": [0.5],
+        "DDP, fp16 hook": [5.0],
+        "DDP, PowerSGD hook": [1.0],
+        "safe: bsp int4:sr": [2.5],
+        "safe, planned": [2.4],
+        "fast: local:8,ssp:1 int8": [0.5],
+        "fast, planned": [0.5],
+    }
+    text = wifi_page.page(filled(tmp_path, (wifi.measured_name(first, net, members), figures)))
+    assert "`bsp int4:sr` 2.50 s (2.40 s) | `local:8,ssp:1 int8` 500 ms (500 ms) | 4.00 |" in text
+    assert "`safe` 2.0 and 0.40 [alone 2.5 and 0.50]: **not met**; `fast` 10.0 and 2.00" in text
+
+
+def test_a_paced_step_takes_what_is_stated_and_gives_every_tensor_a_gradient() -> None:
+    """What this machine computes in it is not added; the gradients come from the last tensor to the first."""
+    task = made("paced:mlp:0.2", 0, None)
+    seen: list[float] = []
+    for parameter in task.model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _: seen.append(time.monotonic()))
+    began_s = time.monotonic()
+    task.model(torch.ones(16)).sum().backward()
+    assert time.monotonic() - began_s == pytest.approx(0.2, abs=0.05)
+    assert len(seen) == len(list(task.model.parameters()))
+    assert seen[0] - began_s > 0.2 / 3
+    assert all(parameter.grad is not None and parameter.grad.std() > 0.5 for parameter in task.model.parameters())
+
+
+def test_the_model_of_the_grid_has_as_many_parameters_as_theirs() -> None:
+    """30.8 M, to the digit that they say."""
+    with torch.device("meta"):
+        count = sum(parameter.numel() for parameter in made("lm", 0, None).model.parameters())
+    assert round(count / 1e6, 1) == 30.8
+
+
+def test_a_turn_of_the_grid_is_a_period() -> None:
+    """Else a turn would have two rounds, or none; with rounds that hide, it begins where they do already."""
+    for way in (*grid.WAYS, *grid.TRAINED):
+        sync = way.settings.sync
+        warm_up, steps, _ = grid.turns_of(sync, short=False)
+        assert steps % sync.round_steps == 0
+        assert warm_up >= (sync.round_steps + sync.delay if sync.period and sync.staleness else 1)
+        assert grid.STEPS % max(1, sync.period) == 0
+
+
+def grid_entry(name: str, settings: str, step_s: float, of_one: float = 2.0) -> tuple[str, Figures]:
+    figures = {settings: [step_s], "daemons_cpu_s": [0.1], "sent_bytes": [1e6], "planned_s": [step_s]}
+    figures["of_one"] = [of_one]
+    return f"grid, 50 Mbit/s, {name}", figures
+
+
+def grid_losses(way: grid.Way, *ends: float) -> list[tuple[str, Figures]]:
+    return [(grid.loss_name(way), {"step": [0.0, 512.0], "loss": [4.0, end], "parameters": [1e6]}) for end in ends]
+
+
+def test_the_grid_takes_both_the_compute_and_the_loss(tmp_path: Path) -> None:
+    """Utilisation is of a measured step without exchange; a way with the one and not the other meets nothing."""
+    bsp, _, diloco, streaming, sparse = grid.WAYS
+    alone = (grid.ALONE, {"step_s": [0.54, 0.54], "cpu_s": [0.1]})
+    entries = [
+        alone,
+        grid_entry(bsp.name, text_of(bsp.settings), 30.0),
+        grid_entry(diloco.name, text_of(diloco.settings), 0.8),
+        grid_entry(streaming.name, text_of(streaming.settings), 0.6),
+        grid_entry(sparse.name, text_of(sparse.settings), 0.55),
+        *grid_losses(bsp, 2.0, 2.0),
+        *grid_losses(streaming, 2.02, 2.02),
+    ]
+    journal = filled(tmp_path, *entries)
+    text = grid_page.page(journal)
+    assert "| `bsp` | **0.018**: 30.00 s, planned 30.00, daemon 0.10 | not measured |" in text
+    both = "`diloco:128,stream=4,tau=20`, `sparseloco:32`"
+    assert grid_page.verdict(journal) == f"**not met**. The compute alone: {both}."
+    assert "| `diloco:128,stream=4,tau=20` | 2.020 (2.020 2.020) | +1.00% | 0.00% | **no** |" in text
+    (tmp_path / "proof.jsonl").unlink()
+    journal = filled(tmp_path, *entries[:-2], *grid_losses(streaming, 2.01, 2.008))
+    assert grid_page.verdict(journal).startswith("**met** by `diloco:128,stream=4,tau=20`.")
+    does, does_not = summary_page.page(journal).split("## It does not")
+    assert "within 0.5% of synchronous AdamW's: `diloco:128,stream=4,tau=20`." in does
+    assert "but not at a loss within 0.5%: `sparseloco:32`." in does_not
+
+
+def test_the_grid_looks_for_the_loss_of_the_very_settings_that_were_chosen(tmp_path: Path) -> None:
+    """And says where auto would rather train alone."""
+    bsp, four_bits = grid.TRAINED[0], next(way for way in grid.TRAINED if way.codec == "int4:sr")
+    safe = grid.AUTO[0]
+    journal = filled(
+        tmp_path,
+        (grid.ALONE, {"step_s": [0.5], "cpu_s": [0.1]}),
+        grid_entry(safe.name, text_of(four_bits.settings), 0.52, of_one=0.9),
+        *grid_losses(bsp, 2.0, 2.1),
+        *grid_losses(four_bits, 2.0, 2.11),
+    )
+    assert f"- auto, safe at 50 Mbit/s chose `{text_of(four_bits.settings)}`; it would rather train alone." in (
+        grid_page.page(journal)
+    )
+    assert grid_page.verdict(journal) == "**met** by `auto, safe`."
+
+
+def test_the_grid_says_what_was_the_limit_at_its_fastest_rate(tmp_path: Path) -> None:
+    bsp = grid.WAYS[0]
+    figures = {text_of(bsp.settings): [1.0, 2.0, 1.5], "daemons_cpu_s": [1.0], "sent_bytes": [187.5e6]}
+    figures |= {"planned_s": [0.8], "of_one": [1.0]}
+    journal = filled(tmp_path, (grid.measured_name(5000.0, bsp), figures), (grid.SOCKETS, {"5000": [2000.0, 2200.0]}))
+    text = " ".join(grid_page.page(journal).split())
+    assert "plain TCP around the ring got 2100 (2000 to 2200) Mbit/s a station" in text
+    assert "`bsp` moved 1000 Mbit/s a station there" in text
+
+
+def target_entries(fast: list[float], alone: list[float]) -> list[tuple[str, Figures]]:
+    """ResNet-18 in the cell: DDP takes 8 s a step with fp16 and 1 s with PowerSGD; the target is 1.5."""
+    trained, net = target.TRAINED[0], target.NETS[0]
+    figures = {"alone": [0.5], "DDP, fp16 hook": [8.0], "DDP, PowerSGD hook": [1.0]}
+    figures |= {"safe: bsp int4": [2.0], "safe, planned": [2.0], "fast: local:8 int8": [0.5], "fast, planned": [0.5]}
+    curves = {
+        "steps": [0.0, 32.0, 64.0],
+        "DDP, fp16 hook": [3.0, 2.0, 1.0],
+        "DDP, PowerSGD hook": [3.0, 2.0, 1.0],
+        "bsp int4": [3.0, 2.0, 1.0],
+        "local:8 int8": fast,
+        target.ALONE: alone,
+    }
+    return [(wifi.measured_name(trained.paced, net, 4), figures), (target.case_name(trained), curves)]
+
+
+def test_time_to_target_is_steps_by_samples_times_seconds_a_step(tmp_path: Path) -> None:
+    """One laptop takes four steps where four take one; a choice is judged by time, speed and loss."""
+    journal = filled(tmp_path, *target_entries([3.0, 1.5, 1.0], [3.0, 1.0, 0.5]))
+    found = target_page.reached(journal, target.TRAINED[0], target.NETS[0])
+    assert target_page.target_of(journal, target.TRAINED[0]) == pytest.approx(1.5)
+    assert found["fast"].time_s == pytest.approx(32 * 0.5)
+    assert found["safe"].time_s == pytest.approx(48 * 2.0)
+    assert found[target.ALONE].time_s == pytest.approx(24 * 4 * 0.5)
+    text = target_page.page(journal)
+    assert "| fast | `local:8 int8` | 1.000 (1.000) | +0.000 |  | 500 ms | 16 s | 3.00 |" in text
+    assert (
+        "`safe` 0.50 times one laptop: **not met**; 4.0 times the fp16 hook: **not met**; "
+        "0.50 times the PowerSGD hook, loss +0.000 (within the noise, or better): **not met**" in text
+    )
+    assert "`fast` 3.00 times one laptop: met; 16.0 times the fp16 hook: met; 2.00 times the PowerSGD hook" in text
+    does, does_not = summary_page.page(journal).split("## It does not")
+    assert ("`fast`: 3.00 times one laptop" in does, "`safe`: 0.50 times one laptop" in does_not) == (True, True)
+
+
+def test_what_is_fast_and_learns_worse_meets_no_goal_beside_the_hook(tmp_path: Path) -> None:
+    """A target that is never reached is said, and a loss that is worse than the hook's voids its speed."""
+    journal = filled(tmp_path, *target_entries([3.0, 2.5, 1.8], [3.0, 1.0, 0.5]))
+    text = target_page.page(journal)
+    assert "`fast` the target is not reached: **not met**" in text
+    assert "2.00 times the PowerSGD hook, loss +0.800: **not met**" in text
+    assert "`fast`: not reached" in summary_page.page(journal).split("## It does not")[1]
+
+
+def test_a_choice_that_was_not_trained_has_no_loss(tmp_path: Path) -> None:
+    times, (case, curves) = target_entries([3.0, 1.5, 1.0], [3.0, 1.0, 0.5])
+    del curves["local:8 int8"]
+    text = target_page.page(filled(tmp_path, times, (case, curves)))
+    assert "| fast | `local:8 int8` | not trained |" in text
+    assert "`fast` chose `local:8 int8`, which was not trained" in text
+
+
+def test_the_times_of_the_target_are_measured_by_the_wifi_section() -> None:
+    """Each network and model of it is a case there, so that nothing is measured twice."""
+    measured = {(name, net, members) for name, net, members, _ in wifi.MEASURED}
+    assert {(one.paced, net, target.MEMBERS) for one in target.TRAINED for net in target.NETS} <= measured
