@@ -34,8 +34,8 @@ FEW: dict[Broken, tuple[Sequence[str], int]] = {  # kinds of faults and their co
         (brokenrules.laggards_not_served, 5),
         (brokenrules.rounds_not_forgotten, 24),
         (brokenrules.freed_too_early, 147),
-        (brokenrules.calls_remembered, 500),
-        (brokenrules.rest_not_owed, 8308),
+        (brokenrules.calls_remembered, 541),
+        (brokenrules.rest_not_owed, 8331),
     ],
 )
 def test_a_rule_that_is_left_out_is_missed(broken: Broken, seed: int) -> None:
@@ -75,7 +75,7 @@ def test_by_the_count_of_rounds_alone_histories_mix() -> None:
                 leave_out(patch)
             return failure(schedule) is not None
 
-    schedules = (returns(seed) for seed in range(36, 36 + SEEDS))
+    schedules = (returns(seed) for seed in range(64, 64 + SEEDS))
     assert any(breaks(schedule, brokenrules.no_chain_check) and not breaks(schedule) for schedule in schedules)
 
 
