@@ -23,7 +23,7 @@ LONG = jobs.TRAIN.replace("        mt.log(loss=loss)\n", "        mt.log(loss=lo
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[LocalMesh]:
-    with jobs.forked_learners(), LocalMesh(("anna", "bert"), print) as made:
+    with LocalMesh(("anna", "bert"), print) as made:
         yield made
 
 
