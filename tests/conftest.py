@@ -71,8 +71,8 @@ PURE = (
 )
 SINGLE = ("sim", "executor")  # of these, tests that take long: dealt one by one, and last, so that no process waits
 LEARNERS_AT_ONCE = 2
-LEARNING = "test_real"  # and of those whose learners keep all cores busy; in train/ most do
-LONGEST = re.compile("/(real|demo)/")  # their folders
+LEARNING = ("test_real", "test_upstream")  # and of those whose learners keep all cores busy; in train/ most do
+LONGEST = ("/test_real_return", "/test_upstream", "/test_real_groups", "/real/", "/demo/")  # in paths
 DAEMONS, LEARNERS = "daemons", "learners "  # how the groups are called; the latter, and the file's path
 
 # How a module says that it holds tests of a tier.
@@ -121,8 +121,8 @@ def _turn(scope: str) -> int:
     if scope == DAEMONS:
         return 0
     if scope.startswith(LEARNERS):
-        return 1 if LONGEST.search(scope) else 2
-    return 3
+        return 1 + next((at for at, part in enumerate(LONGEST) if part in scope), len(LONGEST))
+    return 2 + len(LONGEST)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:

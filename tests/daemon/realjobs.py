@@ -79,10 +79,10 @@ mt.finish()
 """
 )
 
-# It ends once there is a file of the name that it is given. Its steps leave the cores to what is waited for meanwhile.
+# It ends once there is a file of the name that it is given.
 UNTIL_STOPPED = TRAIN.replace(
     "for epoch in range(int(sys.argv[1]) if len(sys.argv) > 1 else 2):", "while not os.path.exists(sys.argv[1]):"
-).replace("        optimizer.zero_grad()\n", "        time.sleep(0.03)\n        optimizer.zero_grad()\n")
+)
 
 
 def submission(folder: Path, text: str, /, **options: Any) -> Submit:

@@ -24,18 +24,18 @@ FEW: dict[Broken, tuple[Sequence[str], int]] = {  # kinds of faults and their co
 @pytest.mark.parametrize(
     ("broken", "seed"),
     [
-        (brokenrules.no_freeze, 38),
-        (brokenrules.restart_resumes, 12),
+        (brokenrules.no_freeze, 56),
+        (brokenrules.restart_resumes, 16),
         (brokenrules.nulls_without_bound, 9),
         (brokenrules.blocks_not_returned, 0),
         (brokenrules.binds_not_told_again, 0),
         (brokenrules.parts_not_told_again, 0),
         (brokenrules.nulls_not_told_again, 0),
-        (brokenrules.laggards_not_served, 4),
-        (brokenrules.rounds_not_forgotten, 17),
-        (brokenrules.freed_too_early, 140),
-        (brokenrules.calls_remembered, 500),
-        (brokenrules.rest_not_owed, 8308),
+        (brokenrules.laggards_not_served, 5),
+        (brokenrules.rounds_not_forgotten, 24),
+        (brokenrules.freed_too_early, 147),
+        (brokenrules.calls_remembered, 541),
+        (brokenrules.rest_not_owed, 8331),
     ],
 )
 def test_a_rule_that_is_left_out_is_missed(broken: Broken, seed: int) -> None:
@@ -75,7 +75,7 @@ def test_by_the_count_of_rounds_alone_histories_mix() -> None:
                 leave_out(patch)
             return failure(schedule) is not None
 
-    schedules = (returns(seed) for seed in range(36, 36 + SEEDS))
+    schedules = (returns(seed) for seed in range(64, 64 + SEEDS))
     assert any(breaks(schedule, brokenrules.no_chain_check) and not breaks(schedule) for schedule in schedules)
 
 

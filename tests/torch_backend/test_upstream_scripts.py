@@ -12,6 +12,7 @@ import pytest
 
 from meshtrain.demo.localmesh import LocalMesh
 from tests.daemon import realjobs as jobs
+from tests.tiers import mostly_long
 from tests.torch_backend import conformance
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -19,10 +20,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 SCRIPTS = Path(__file__).with_name("scripts")
 OF_TORCH = ("ddp.py", "mingpt.py", "hooks.py", "sharded.py")
 OF_FRAMEWORKS = (  # the script, what it needs, how many laptops
-    ("accelerated.py", ("accelerate", "transformers"), 3),
     ("accelerates_own.py", ("accelerate",), 2),  # with three it fails under torchrun and gloo, too
     ("lit.py", ("lightning",), 3),
     ("trainer.py", ("accelerate", "transformers"), 3),
+    ("accelerated.py", ("accelerate", "transformers"), 3),  # what the first and the third one do, too
 )
 IN_TURN = """
 import runpy
@@ -57,7 +58,7 @@ def test_what_torch_has(mesh: LocalMesh, tmp_path: Path) -> None:
     check_ends_well(mesh, tmp_path, IN_TURN.format(names=OF_TORCH), len(OF_TORCH))
 
 
-@pytest.mark.parametrize(("name", "packages", "peers"), OF_FRAMEWORKS)
+@pytest.mark.parametrize(("name", "packages", "peers"), mostly_long(OF_FRAMEWORKS, 3))
 def test_what_frameworks_have(
     mesh: LocalMesh, tmp_path: Path, name: str, packages: tuple[str, ...], peers: int
 ) -> None:

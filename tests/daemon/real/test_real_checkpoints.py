@@ -36,7 +36,7 @@ def test_a_job_goes_on_after_all_daemons_were_killed(tmp_path: Path) -> None:
     the job goes on from them by itself, with rounds, samples and replicas as if nothing had been, and the third returns
     to it. A damaged one is named, and the one before it used."""
     with ChaosMesh(3, patience_s=2.0) as mesh:
-        first = chaosjob.ChaosJob(mesh, tmp_path, samples=240, batch=8, step_s=0.04, checkpoint_every=f"{EVERY}r")
+        first = chaosjob.ChaosJob(mesh, tmp_path, samples=240, batch=8, step_s=0.005, checkpoint_every=f"{EVERY}r")
         deadline_s = time.monotonic() + 60
         while len(on_two_peers(mesh, first.id)) < 2:
             assert time.monotonic() < deadline_s, {name: daemon.log_tail() for name, daemon in mesh.daemons.items()}
@@ -137,7 +137,7 @@ def test_a_job_of_which_no_base_is_left_anywhere_begins_again(tmp_path: Path) ->
     begins from its start, as after a power cut, under its id."""
     with ChaosMesh(2, patience_s=2.0) as mesh:
         anna, bert = mesh.daemons.values()
-        job = chaosjob.ChaosJob(mesh, tmp_path, samples=240, batch=8, counts=False, step_s=0.02, sync="local:2")
+        job = chaosjob.ChaosJob(mesh, tmp_path, samples=240, batch=8, counts=False, step_s=0.005, sync="local:2")
         jobs.wait_for(anna, job.id, lambda seen: seen.rounds > 20, "rounds")
         for daemon in (anna, bert):
             assert daemon.kill_learner()

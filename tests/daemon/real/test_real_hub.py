@@ -47,7 +47,8 @@ def test_a_job_whose_laptops_have_all_died_goes_on_from_the_hub(tmp_path: Path) 
     with ChaosMesh(3, patience_s=1.0, machine=Machine) as mesh:
         anna, bert, hub = mesh.daemons.values()
         stop = tmp_path / "stop"
-        job = jobs.submit(anna, tmp_path, jobs.UNTIL_STOPPED, args=(str(stop),), checkpoint_every="20r")
+        script = jobs.UNTIL_STOPPED.replace("mt.log(loss=loss)", "mt.log(loss=loss); time.sleep(0.01)")
+        job = jobs.submit(anna, tmp_path, script, args=(str(stop),), checkpoint_every="20r")
         assert [(one.name, one.hub) for one in job.members] == [("anna", False), ("bert", False), (HUB, True)]
         assert any("(--topology star:2)" in note for note in job.notes), job.notes
         store = CheckpointStore(mesh.folder / HUB / "jobs" / job.job, job.job, keep=3)

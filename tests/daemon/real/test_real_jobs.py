@@ -27,12 +27,6 @@ def mesh() -> Iterator[LocalMesh]:
         yield started
 
 
-@pytest.fixture(scope="module")
-def forked() -> Iterator[None]:
-    with jobs.forked_learners():
-        yield
-
-
 @pytest.fixture(autouse=True)
 def _nothing_left_running(mesh: LocalMesh) -> Iterator[None]:
     """Every job ends with all its processes."""
@@ -46,7 +40,7 @@ def _nothing_left_running(mesh: LocalMesh) -> Iterator[None]:
 
 def test_a_job_trains_on_all_and_its_results_are_had_from_all(mesh: LocalMesh, tmp_path: Path) -> None:
     """O9: replicas are bit-equal; outputs and logs are had from any peer. Here the last one submits."""
-    summary = jobs.run(mesh.daemons[2], tmp_path, jobs.TRAIN, cold=True)
+    summary = jobs.run(mesh.daemons[2], tmp_path, jobs.TRAIN)
     assert summary.state == "succeeded", summary.error
     assert summary.replicas_equal is True
     assert summary.hashes_compared >= 4
@@ -65,7 +59,6 @@ def test_a_job_trains_on_all_and_its_results_are_had_from_all(mesh: LocalMesh, t
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("forked")
 def test_two_jobs_at_once_do_not_disturb_each_other(mesh: LocalMesh, tmp_path: Path) -> None:
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:
@@ -82,7 +75,6 @@ def test_two_jobs_at_once_do_not_disturb_each_other(mesh: LocalMesh, tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("forked")
 def test_jobs_go_on_when_their_submitter_leaves(tmp_path: Path) -> None:
     """DESIGN 9: no master. In one job it only submits; in the other it takes part, as a member like any other."""
     stop = tmp_path / "stop"
@@ -120,7 +112,6 @@ while True:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("forked")
 def test_devices_leave_a_job_one_by_one_and_the_last_one_cannot(mesh: LocalMesh, tmp_path: Path) -> None:
     """G: a person takes a device out and the others go on; it is not taken in again, and ends nothing for them."""
     anna, bert, cleo = mesh.daemons
@@ -150,7 +141,6 @@ def test_devices_leave_a_job_one_by_one_and_the_last_one_cannot(mesh: LocalMesh,
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("now", mostly_long([False, True], 1))
 def test_cancel_ends_a_job_everywhere(mesh: LocalMesh, tmp_path: Path, now: bool) -> None:
     submitted = jobs.submit(mesh.daemons[0], tmp_path, SLOW)
@@ -164,7 +154,6 @@ def test_cancel_ends_a_job_everywhere(mesh: LocalMesh, tmp_path: Path, now: bool
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("forked")
 def test_a_device_that_is_not_in_a_job_can_cancel_it(mesh: LocalMesh, tmp_path: Path) -> None:
     """A member does it in its name, and saves before what has been learned."""
     anna, bert, cleo = mesh.daemons
@@ -212,7 +201,6 @@ FAILURES = {
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("how", mostly_long(FAILURES, 2))
 def test_a_script_that_fails_ends_the_job_everywhere(mesh: LocalMesh, tmp_path: Path, how: str) -> None:
     """Which peer, and its traceback, on every daemon."""
@@ -227,7 +215,6 @@ def test_a_script_that_fails_ends_the_job_everywhere(mesh: LocalMesh, tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("forked")
 def test_a_nan_gradient_can_be_skipped(mesh: LocalMesh, tmp_path: Path) -> None:
     """V1: the round is void on all, and the job goes on with equal replicas."""
     script = jobs.TRAIN.replace(
@@ -264,7 +251,7 @@ def test_a_killed_daemon_leaves_nothing_and_the_job_goes_on(tmp_path: Path) -> N
     """G7: half of the learners are enough. The killed daemon's learner dies with it."""
     with LocalMesh(("anna", "bert"), print) as mesh:
         anna, bert = mesh.daemons
-        submitted = jobs.submit(anna, tmp_path, SLOW, cold=True)
+        submitted = jobs.submit(anna, tmp_path, SLOW)
         jobs.wait_for(anna, submitted.job, lambda seen: seen.rounds >= 2, "round 2")
         learners = psutil.Process(bert.process.pid).children()
         assert learners

@@ -71,7 +71,7 @@ def check_epochs(cluster: Cluster, epochs: int, total: int) -> None:
     assert cluster.unused[:epochs] == [0] * epochs
 
 
-@pytest.mark.parametrize("seed", mostly_long(range(40), 20))
+@pytest.mark.parametrize("seed", [*mostly_slow(range(20), 8), *mostly_long(range(20, 40), kept=0)])
 def test_exactly_once(seed: int) -> None:
     """X1, X2, X4: any speeds, s, sizes that change, accumulation, steps passed over and lost, loops left and resumed.
 
@@ -102,7 +102,7 @@ def any_script(seed: int, epochs: int) -> Callable[[Learner], None]:
     return script
 
 
-@pytest.mark.parametrize("seed", mostly_long(range(40), 20))
+@pytest.mark.parametrize("seed", [*mostly_slow(range(20), 8), *mostly_long(range(20, 40), kept=0)])
 def test_exactly_once_whoever_is_lost_and_comes_back(seed: int) -> None:
     """X3, X4: also if nobody is left who would take a step; a restarted script ends with the others.
 
@@ -130,7 +130,7 @@ def test_exactly_once_whoever_is_lost_and_comes_back(seed: int) -> None:
     check_epochs(cluster, epochs, count)
 
 
-@pytest.mark.parametrize("seed", mostly_long(range(40), 20))
+@pytest.mark.parametrize("seed", [*mostly_slow(range(20), 8), *mostly_long(range(20, 40), kept=0)])
 def test_exactly_once_in_periods_of_local_steps(seed: int) -> None:
     """R9, X1 to X4: any H, bound and accumulation, equal shares or claims, losses, periods that end early. An epoch's
     end ends a period, so nobody waits for a round that waits for him; and so does the end of what is held, which may be

@@ -22,11 +22,9 @@ from tests.lab.chaosproxy import ChaosProxy, Cut
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 NAMES = ("anna", "bert", "cleo")  # anna submits
-POLL_S = 0.2
-STEP_S = 0.08  # rounds leave the cores to what is waited for meanwhile: processes that start
-SAMPLES = 96  # of an epoch: four rounds
-BEFORE_ROUNDS = 10  # until something breaks: more than two epochs
-MORE_ROUNDS = 6  # that show that a job goes on
+POLL_S = 0.1
+BEFORE_ROUNDS = 20  # until something breaks: more than one epoch
+MORE_ROUNDS = 10  # that show that a job goes on
 
 
 class Broken:
@@ -34,7 +32,7 @@ class Broken:
 
     def __init__(self, mesh: ChaosMesh, folder: Path, **options: Any) -> None:
         self.mesh = mesh
-        self.job = ChaosJob(mesh, folder, samples=SAMPLES, step_s=STEP_S, trace=True, **{"hash_every": 2, **options})
+        self.job = ChaosJob(mesh, folder, samples=192, trace=True, **{"hash_every": 2, **options})
         self._before: dict[str, int] = {}  # generations that a daemon had entered until all were at work
 
     def summary(self, name: str) -> JobSummary | None:
