@@ -231,9 +231,9 @@ def test_an_operation_that_begins_when_its_world_is_over_is_of_none(
     world.begin(1, 0, 1, 2)
     gate = threading.Event()
 
-    def held() -> Callable[[], object]:
+    def held() -> Callable[[], None]:
         assert gate.wait(TIMEOUT.total_seconds())
-        return gate.is_set
+        return lambda: None
 
     for _ in range(2):
         world.groups[0]._worker.put(held)
