@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -221,6 +221,28 @@ def test_subgroups_are_of_one_world(world: Ranks) -> None:
         with pytest.raises(dist.DistBackendError, match="before the last _reconfigure: make the group again"):
             call()
     group.end_threads()
+
+
+def test_an_operation_that_begins_when_its_world_is_over_is_of_none(
+    world: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited behind others for longer than `reconfigure` waits for them."""
+    monkeypatch.setattr("meshtrain.torch_backend.work.JOIN_TIMEOUT_S", 0.05)
+    world.begin(1, 0, 1, 2)
+    gate = threading.Event()
+
+    def held() -> Callable[[], None]:
+        assert gate.wait(TIMEOUT.total_seconds())
+        return lambda: None
+
+    for _ in range(2):
+        world.groups[0]._worker.put(held)
+    late = world.groups[0].allreduce([torch.ones(1)])
+    world.begin(2, 0, 1)
+    gate.set()
+    with pytest.raises(dist.DistBackendError, match="before the last _reconfigure"):
+        late.wait()
+    assert world.sums(0, 1) == [3.0, 3.0]
 
 
 def test_an_operation_that_runs_on_when_its_world_is_over_sends_and_takes_nothing(world: Ranks) -> None:

@@ -7,6 +7,7 @@ import torch
 
 from meshtrain.train.periods import fragment_weights
 from meshtrain.train.periods.fragment_weights import FragmentWeights
+from meshtrain.train.periods.local_weights import swap
 from meshwire.messages.learner import RoundDone
 
 
@@ -20,7 +21,6 @@ def done(round_: int, *, void: bool = False) -> RoundDone:
 def test_a_round_exchanges_the_parameters_that_travel_in_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a model of which a P-th travels, the rest need not be copied for it."""
     copied: list[int] = []
-    swap = fragment_weights.swap
 
     def counted(some: Any, others: Any) -> None:
         copied.append(len(some))

@@ -10,7 +10,9 @@ from meshwire.membership.inputs import LinkDown, LinkUp, MessageFrom, PeerGone, 
 from meshwire.membership.machine import Membership
 from meshwire.membership.proposals import lies_about_settings, told_other_settings
 from meshwire.membership.quorum import electorate_of
+from meshwire.messages.envelope import Envelope, Role, decode, encode
 from meshwire.messages.generation import Accuse, AskIn, Enter, Entered, Promised, Propose, Refused, Where, Wish
+from meshwire.messages.group import GroupWorld
 from meshwire.messages.job import Generation
 from meshwire.rounds.stall import StallWatch
 from meshwire.sync_modes.settings_changes import SettingsChange, SettingsChanges
@@ -439,3 +441,22 @@ def test_a_proposer_that_was_not_in_that_generation_leaves_it_to_who_was() -> No
     assert lies_about_settings(2, 1, {**standings, 0: other}, 0) == 1
     assert lies_about_settings(2, 1, {**standings, 0: source}, 0) == 2
     assert told_other_settings(enter.model_copy(update={"reload": (2,)}), standings) is None
+
+
+def test_a_word_is_the_same_behind_the_wire() -> None:
+    """Else honest members would take each other for liars: by how it was made, or by what is left out as usual."""
+    made = [
+        enter_of(following(2, 0)),
+        enter_of(
+            following(2, 0), changes=(INT8, SettingsChange(first=9, period=4, by="plan")), reload=(1,), way="back"
+        ),
+        enter_of(
+            following(2, 0), world=GroupWorld(number=2, restarts=1, ranks=(0, 1), why="bert was lost"), given=True
+        ),
+    ]
+    for enter in made:
+        came = decode(encode(Envelope(Role.NOTICE, 0, enter)))
+        assert isinstance(came, Envelope)
+        assert isinstance(came.body, Enter)
+        assert came.body.digest() == enter.digest()
+    assert len({enter.digest() for enter in made}) == 3

@@ -254,3 +254,24 @@ def test_who_was_asked_asks_until_all_have_entered() -> None:
     assert one.asks_settings
     one.handle(SettingsAsked(None), 1.1)
     assert not one.asks_settings
+
+
+@pytest.mark.parametrize(
+    ("newest", "met"),
+    [
+        (None, False),
+        (SettingsChange(first=3, codec="int8", period=16), True),
+        (SettingsChange(first=3, codec="int8", period=8), False),
+        (SettingsChange(first=3, codec="int8"), False),
+        (SettingsChange(first=3, codec="int4", period=16), False),
+        (SettingsChange(first=3, period=16), False),
+    ],
+)
+def test_a_wish_for_both_is_met_by_both_alone(newest: SettingsChange | None, met: bool) -> None:
+    """Else who asks would be told that all have agreed, and be asked for nothing more."""
+    history = () if newest is None else (SettingsChange(first=1, codec="int8", period=16), newest)
+    wish = SettingsWish(codec="int8", period=16)
+    assert wish.is_met(history) == met
+    after = changed(history, 10, 1, wish)
+    assert wish.is_met(after)
+    assert (after[-1].first == 12) == (not met)
