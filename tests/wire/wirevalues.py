@@ -112,10 +112,13 @@ def _with(cls: type[Wire], **made: st.SearchStrategy[Any]) -> st.SearchStrategy[
     return st.builds(cls, **(rest | made))
 
 
-_MODES = ("bsp", "ssp:3", "local:8,ssp:1", "sma:4", "diloco:32,stream=4", "muloco:30,stream=3,tau=10")
+_MODES = (
+    *("bsp", "ssp:3", "local:8,ssp:1", "sma:4", "diloco:32,stream=4", "muloco:30,stream=3,tau=10"),
+    "local:8,stream=4,random",
+)
 SPECIAL[SyncSettings] = st.one_of(
     st.sampled_from([sync_settings(mode) for mode in _MODES]),
-    _with(SyncSettings, fragments=st.just(0), delay=st.just(0)),
+    _with(SyncSettings, fragments=st.just(0), delay=st.just(0), random=st.just(False)),
 )
 
 

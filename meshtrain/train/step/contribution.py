@@ -82,7 +82,8 @@ class StepContribution:
         self.round = round_
         if plan is not self._plan and self._packs:
             for step in range(self._means.slots.layout.raw_slots):
-                self._means.slots.raw(step).zero_()  # what was written where padding lies now
+                for bucket in plan.buckets:  # what was written where padding lies now
+                    self._means.slots.raw(step)[bucket.start : bucket.start + bucket.count].zero_()
         self._plan = plan
         self._bucket_of = {index: bucket.index for bucket in plan.buckets for index in bucket.spans}
         self.spans: Mapping[int, None] = dict.fromkeys(index for index in self.trained if plan.spans[index].count)
@@ -108,8 +109,8 @@ class StepContribution:
         """w * values / divisor into the place of span `index`, whose tensor counts as used (O5). Where not all values
         travel, the kept ones."""
         span = self._plan.spans[index]
-        if (places := self._means.masks.places(span.tensor)) is not None and span.count < values.numel():
-            values = packed(values, places)
+        if span.count < values.numel() and (places := self._means.places(self.round, span.tensor)) is not None:
+            values = packed(values, places.to(values.device))
         place, factor = self._raw[span.start : span.start + span.count], self._taken.weight / divisor
         plain = values.dtype is torch.float32 and values.device.type == "cpu"
         if plain and values.is_contiguous():
