@@ -22,7 +22,7 @@ class DrawnValues:
             self._round = number
         if index not in self._places:
             walk = self._parts.of(number, index)
-            self._places[index] = (walk.first + walk.stride * torch.arange(walk.count)) % walk.length
+            self._places[index] = (walk.first + walk.stride * torch.arange(walk.steps)) % walk.length
         return self._places[index]
 
 

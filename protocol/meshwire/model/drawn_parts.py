@@ -19,11 +19,11 @@ from meshwire.model.manifest import TensorSpec
 
 class Walk(NamedTuple):
     """The places of a tensor's values that travel in a round: (first + at * stride) mod length, for each `at` below
-    `count`. `length`: how many values the tensor has."""
+    `steps`. `length`: how many values the tensor has."""
 
     first: int
     stride: int
-    count: int
+    steps: int
     length: int
 
 

@@ -60,7 +60,7 @@ class Sparta:
         self.round += 1
         for index, own in enumerate(zip(*(model.parameters() for model, _ in self.learners), strict=True)):
             walk = self.drawn.of(self.round, index)
-            places = torch.tensor([(walk.first + at * walk.stride) % walk.length for at in range(walk.count)]).long()
+            places = torch.tensor([(walk.first + at * walk.stride) % walk.length for at in range(walk.steps)]).long()
             mean = torch.stack([value.take(places) for value in own]).mean(0)
             for value in own:
                 value.put_(places, mean)
@@ -204,8 +204,9 @@ def test_values_go_back_where_they_came_from_in_any_order_of_memory() -> None:
     replicas = []
     for _ in range(2):
         torch.manual_seed(0)
-        layers = nn.Sequential(nn.Conv2d(2, 3, 2), nn.Flatten(), nn.Linear(12, 2))
-        replicas.append(layers.to(memory_format=torch.channels_last))
+        layer = nn.Conv2d(2, 3, 2)
+        layer.weight.data = layer.weight.data.contiguous(memory_format=torch.channels_last)
+        replicas.append(nn.Sequential(layer, nn.Flatten(), nn.Linear(12, 2)))
 
     def script(session: LearnerSession, rank: int) -> None:
         model, optimizer = session.prepare(replicas[rank], sgd(replicas[rank]))

@@ -29,7 +29,7 @@ def tensors(counts: list[int]) -> list[TensorSpec]:
 
 def places(drawn: DrawnParts, round_: int, index: int) -> list[int]:
     walk = drawn.of(round_, index)
-    return [(walk.first + at * walk.stride) % walk.length for at in range(walk.count)]
+    return [(walk.first + at * walk.stride) % walk.length for at in range(walk.steps)]
 
 
 @given(counts=SIZES, parts=st.integers(2, 64), seed=st.integers(0, 2**63 - 1), cycle=st.integers(0, 10**9))
