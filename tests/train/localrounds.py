@@ -61,6 +61,7 @@ class LocalLearner:
     base: int = 0
     applied: int = 0
     decided: int = 0
+    aim: int = 0  # the round that its step is for, or was until it was lost
     pending: int | None = None  # the step that waits for its Start
     given: int = 0  # the newest round that was put into the result slot
     promised: int = 0  # the step that begins when its round is applied, without a Start; 0: none
@@ -209,7 +210,9 @@ class LocalRounds:
         who = f"rank {learner.rank}, which is {learner.phase.value} of step {learner.step}"
         assert learner.phase in (Phase.COMPUTING, Phase.BOUND), f"bucket of step {body.step} from {who}"
         assert body.step == learner.step, f"bucket of step {body.step} from {who}"
-        plan = self._plans.of(learner.decided + (learner.phase is Phase.COMPUTING))
+        if learner.phase is Phase.COMPUTING:
+            learner.aim = learner.decided + 1
+        plan = self._plans.of(learner.aim)
         buckets = plan.buckets
         assert body.bucket == len(learner.buckets) < len(buckets), f"not in order: {body.bucket} of {who}"
         learner.buckets.append(body)
@@ -262,7 +265,7 @@ class LocalRounds:
     def _sealed(self, learner: LocalLearner, body: LearnerSealed) -> None:
         who = f"rank {learner.rank}, which is {learner.phase.value} of step {learner.step}"
         assert (learner.phase, learner.step) == (Phase.BOUND, body.step), f"seal of step {body.step} from {who}"
-        buckets = self._plans.of(learner.decided).buckets
+        buckets = self._plans.of(learner.aim).buckets
         assert len(learner.buckets) == len(buckets), f"seal after {len(learner.buckets)} buckets from {who}"
         assert self._manifest is not None
         assert len(body.used) == math.ceil(len(self._manifest.tensors) / 8)

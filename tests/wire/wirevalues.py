@@ -114,11 +114,11 @@ def _with(cls: type[Wire], **made: st.SearchStrategy[Any]) -> st.SearchStrategy[
 
 _MODES = (
     *("bsp", "bsp,accumulate=4", "ssp:3", "local:8,ssp:1", "sma:4"),
-    *("diloco:32,stream=4", "muloco:30,stream=3,tau=10"),
+    *("diloco:32,stream=4", "muloco:30,stream=3,tau=10", "local:8,stream=4,random"),
 )
 SPECIAL[SyncSettings] = st.one_of(
     st.sampled_from([sync_settings(mode) for mode in _MODES]),
-    _with(SyncSettings, fragments=st.just(0), delay=st.just(0), accumulate=st.just(1)),
+    _with(SyncSettings, fragments=st.just(0), delay=st.just(0), accumulate=st.just(1), random=st.just(False)),
 )
 
 

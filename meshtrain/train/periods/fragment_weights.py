@@ -7,10 +7,15 @@ their local weights, each apart from its base by what its learner has done since
 With a delay tau the learner goes on while the fragment's round is under way. Tau local steps later, theta = alpha *
 local + (1 - alpha) * base, with alpha = 1/2 as the paper has it: so half of what the learner has and the others lack
 stays, the steps made meanwhile with it, and is part of what the fragment carries H steps later.
+
+Fragments may be drawn values of every tensor, others in each cycle of P rounds (SPARTA, Beton et al. 2025,
+openreview.net stFPf3gzq1). There a value can have travelled up to 2P - 1 rounds ago, and all are the base once a whole
+cycle of rounds has passed without a local step.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 import torch
 
@@ -21,23 +26,36 @@ OWN_PART = 0.5  # alpha
 NOTHING_WEIGHS = 2.0**-20  # samples, behind a change that is none: a contribution has to weigh something
 
 
+class DrawnFragments(Protocol):
+    """Knows which values a round carries where these are drawn: `RoundMeans`."""
+
+    def drawn_places(self, number: int, position: int, /) -> torch.Tensor:
+        """The places of those of one parameter."""
+
+
 class FragmentWeights:
     """Keeps the base beside the parameters while these are stepped on locally, fragment by fragment.
 
     Args:
         parameters: that are trained; they hold the base.
-        fragments: which of them each fragment has, by their positions. Round k carries fragment (k - 1) mod P.
+        fragments: which of them each fragment has, or of which it has drawn values, by their positions. Round k carries
+            fragment (k - 1) mod P.
+        drawn: which values these are; None: all of the tensor.
 
     Attributes:
         in_flight: the step whose round is on its way and not taken in; 0: none is.
     """
 
-    def __init__(self, parameters: Sequence[torch.Tensor], fragments: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self, parameters: Sequence[torch.Tensor], fragments: Sequence[Sequence[int]], drawn: DrawnFragments | None
+    ) -> None:
         self._parameters = list(parameters)
         self._fragments = [list(fragment) for fragment in fragments]
+        self._drawn = drawn
         self._beside = copies_of(parameters)  # the base; of parameters that hold that the local weights
         self._holds_base = [True] * len(self._parameters)
         self._samples = [0.0] * len(fragments)  # behind what each is apart from its base by
+        self._last = 0.0  # of them, those of the newest period
         self._moved_in = 0  # the newest round that a period of local steps has ended with; 0: none
         self._newest = 0  # that was begun, or is in the base
         self._own_part = 0.0
@@ -45,16 +63,19 @@ class FragmentWeights:
 
     @property
     def apart(self) -> bool:
-        """Whether a fragment had no round since the last local step. It follows from the rounds alone, also where local
+        """Whether a value had no round since the last local step. It follows from the rounds alone, also where local
         steps were lost here: learners that end their periods together are in equally many rounds then."""
-        return self._moved_in > 0 and self._newest < self._moved_in + len(self._fragments) - 1
+        return self._moved_in > 0 and self._newest < self._last_for_all(self._moved_in)
 
     def weight(self, round_: int, samples: float, *, moved: bool) -> float:
         """All samples behind the change of its fragment."""
         if moved:
             self._samples = [each + samples for each in self._samples]
             self._moved_in, self._newest = round_, round_ - 1
-        return self._samples[self._index(round_)] or NOTHING_WEIGHS
+            self._last = samples
+        # Of drawn values some had their round already, in a part that was drawn otherwise, and some had none.
+        others = self._last if self._drawn is not None else 0.0
+        return self._samples[self._index(round_)] or others or NOTHING_WEIGHS
 
     @torch.no_grad()
     def difference(self, position: int) -> torch.Tensor:
@@ -91,7 +112,10 @@ class FragmentWeights:
         index = self._index(done.round)
         for position in self._fragments[index]:
             local, base = self._beside[position], self._parameters[position]
-            if own_part:
+            if self._drawn is not None:
+                places = self._drawn.drawn_places(done.round, position).to(base.device)
+                local.put_(places, base.take(places))
+            elif own_part:
                 local.lerp_(base, 1.0 - own_part)
             else:
                 local.copy_(base)
@@ -127,6 +151,7 @@ class FragmentWeights:
         for beside, base in zip(self._beside, self._parameters, strict=True):
             beside.copy_(base)
         self._samples = [0.0] * len(self._fragments)
+        self._cycles_left = 0
 
     def clear(self) -> None:
         """No period is on its way any more, and local weights count no more."""
@@ -139,6 +164,14 @@ class FragmentWeights:
         swap([self._parameters[at] for at in turned], [self._beside[at] for at in turned])
         for at in turned:
             self._holds_base[at] = base
+
+    def _last_for_all(self, round_: int) -> int:
+        """The round with which every value has travelled once, from this round on. Which values a fragment has is drawn
+        anew with each cycle: from the middle of one it takes the whole of the next."""
+        parts = len(self._fragments)
+        if self._drawn is None or self._index(round_) == 0:
+            return round_ + parts - 1
+        return round_ + 2 * parts - 1 - self._index(round_)
 
     def _index(self, round_: int) -> int:
         return (round_ - 1) % len(self._fragments)

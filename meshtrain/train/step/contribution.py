@@ -85,7 +85,8 @@ class StepContribution:
         self.round = round_
         if plan is not self._plan and self._packs:
             for step in range(self._means.slots.layout.raw_slots):
-                self._means.slots.raw(step).zero_()  # what was written where padding lies now
+                for bucket in plan.buckets:  # what was written where padding lies now
+                    self._means.slots.raw(step)[bucket.start : bucket.start + bucket.count].zero_()
         self._plan = plan
         self._bucket_of = {index: bucket.index for bucket in plan.buckets for index in bucket.spans}
         self.spans: Mapping[int, None] = dict.fromkeys(index for index in self.trained if plan.spans[index].count)
@@ -151,8 +152,8 @@ class StepContribution:
 
     def _put(self, index: int, values: torch.Tensor, divisor: float) -> None:
         span = self._plan.spans[index]
-        if (places := self._means.masks.places(span.tensor)) is not None and span.count < values.numel():
-            values = packed(values, places)
+        if span.count < values.numel() and (places := self._means.places(self.round, span.tensor)) is not None:
+            values = packed(values, places.to(values.device))
         place, factor = self._raw[span.start : span.start + span.count], self._portion / divisor
         plain = values.dtype is torch.float32 and values.device.type == "cpu"
         if index in self._kept:

@@ -8,6 +8,7 @@ import torch
 
 from meshtrain.train.link.shared_slots import SharedSlots
 from meshtrain.train.model.tensors import ModelTensors
+from meshtrain.train.partial.drawn_values import DrawnValues
 from meshtrain.train.partial.mask_choice import packed, spread
 from meshtrain.train.partial.masks import Masks
 from meshwire.messages.learner import RoundDone
@@ -24,12 +25,14 @@ class RoundMeans:
         plans: where values lie in the slot, by round.
         slots: the shared memory.
         masks: weights that they leave out have a mean of zero.
+        drawn: where a round carries drawn values of each tensor; None: none does.
     """
 
     tensors: ModelTensors
     plans: RoundPlans
     slots: SharedSlots
     masks: Masks
+    drawn: DrawnValues | None = None
 
     @property
     def plan(self) -> Plan:
@@ -39,6 +42,16 @@ class RoundMeans:
     def parameters(self) -> list[torch.Tensor]:
         """All that are trained, in the plan's order."""
         return [parameter for _, parameter in self._places()]
+
+    def places(self, number: int, tensor: int) -> torch.Tensor | None:
+        """Where the values of a tensor lie that travel in a round, if these are not all of them: the places that masks
+        keep, or those that were drawn. None: the tensor has neither."""
+        return self.masks.places(tensor) if self.drawn is None else self.drawn.places(number, tensor)
+
+    def drawn_places(self, number: int, position: int) -> torch.Tensor:
+        """Of `parameters()[position]`, where the values lie that a round carries, if they are drawn."""
+        assert self.drawn is not None
+        return self.drawn.places(number, self.plan.spans[self._trained[position]].tensor)
 
     def positions_of_rounds(self, rounds: int) -> list[list[int]]:
         """Of each of the first rounds, which of `parameters` travel in it (T1), by their positions there."""
@@ -61,7 +74,8 @@ class RoundMeans:
             elif plan is self.plan and self.masks.places(span.tensor) is None:
                 yield parameter, self._whole[index]
             else:
-                yield parameter, self._unmasked(self._values(span), span, parameter.shape)
+                places = self.places(done.round, span.tensor)
+                yield parameter, _in_shape(self._values(span), places, parameter.shape)
 
     def whole_tensors(self, done: RoundDone) -> Iterator[tuple[int, torch.Tensor]]:
         """Of a round in which all values travel: every used parameter's index in the manifest with the mean of all of
@@ -83,14 +97,6 @@ class RoundMeans:
     def _values(self, span: Span) -> torch.Tensor:
         return self.slots.result[span.start : span.start + span.count]
 
-    def _unmasked(self, mean: torch.Tensor, span: Span, shape: torch.Size) -> torch.Tensor:
-        """In the parameter's shape: what its mask leaves out is zero, whether it has travelled or not."""
-        places = self.masks.places(span.tensor)
-        if places is None:
-            return mean.view(shape)
-        places = places.cpu()
-        return spread(mean if span.count < shape.numel() else packed(mean, places), places, shape)
-
     @cached_property
     def _trained(self) -> list[int]:
         specs = self.tensors.manifest.tensors
@@ -99,6 +105,14 @@ class RoundMeans:
     def _places(self) -> Iterator[tuple[int, torch.Tensor]]:
         spans, places = self.plan.spans, self.tensors.places
         return ((index, places[spans[index].tensor].tensor()) for index in self._trained)
+
+
+def _in_shape(mean: torch.Tensor, places: torch.Tensor | None, shape: torch.Size) -> torch.Tensor:
+    """In the parameter's shape: zero is what lies at no place, whether it has travelled or not."""
+    if places is None:
+        return mean.view(shape)
+    places = places.cpu()
+    return spread(mean if len(mean) < shape.numel() else packed(mean, places), places, shape)
 
 
 def _used(done: RoundDone, span: Span) -> bool:

@@ -130,7 +130,8 @@ def _local_weights(parts: EngineParts, outer_step: OptimizerStep) -> PeriodWeigh
     """What local steps move."""
     parameters = parts.means.parameters()
     if parts.sync.fragments:
-        return FragmentWeights(parameters, parts.means.positions_of_rounds(parts.sync.fragments))
+        drawn = parts.means if parts.sync.random else None
+        return FragmentWeights(parameters, parts.means.positions_of_rounds(parts.sync.fragments), drawn)
     kind = CentralAverage if parts.sync.central else LocalWeights
     return kind(parameters, OwnSteps(parameters, outer_step, parts.options, parts.coefficient))
 

@@ -22,6 +22,7 @@ from meshtrain.train.model.state import ReplicaState, RoundProgress
 from meshtrain.train.optim.leader_options import LeaderOptions
 from meshtrain.train.optim.loss_scaling import LossScaling
 from meshtrain.train.optim.scaled_rates import ScaledRates
+from meshtrain.train.partial.drawn_values import drawn_values
 from meshtrain.train.partial.masks import Masks
 from meshtrain.train.periods.inner_muon import inner_muon
 from meshtrain.train.periods.outer_optimizer import outer_optimizer
@@ -76,7 +77,9 @@ def start_engine(
         samples=samples.space,
     )
     _ask(channel, model, "agreement on the model")
-    means = RoundMeans(tensors, RoundPlans(plan), slots, Masks(tensors, spec.masks))
+    means = RoundMeans(
+        tensors, RoundPlans(plan), slots, Masks(tensors, spec.masks), drawn_values(tensors.manifest, sync, spec.seed)
+    )
     outer = outer_optimizer(sync, means.parameters()) if sync.period else None
     muon = inner_muon(prepared.optimizer, prepared.of_muon)
     state = ReplicaState(tensors, prepared.optimizer, means.masks, outer, muon)

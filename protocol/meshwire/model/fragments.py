@@ -5,11 +5,15 @@ one after the other. The paper's are whole layers, in a row or strided, which ma
 fragment is a run of tensors in definition order here: so its buckets are few and full. The largest is as small as whole
 tensors in such runs allow, for that is what is on the air at once. Float buffers travel in every round: they are small,
 and forward passes move all of them.
+
+With `,random` parts are drawn from the values of all tensors (`drawn_parts.py`).
 """
 
 from collections.abc import Sequence
 
+from meshwire.codecs.registry import FAMILIES, parse_codec
 from meshwire.codecs.spec import CodecSpec
+from meshwire.model.drawn_parts import DrawnParts
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.schedule import Stretch, Travel, refusal
 from meshwire.sync_modes.mode import SyncSettings
@@ -21,6 +25,8 @@ def fragments_travel(tensors: Sequence[TensorSpec], sync: SyncSettings) -> Trave
     parts = sync.fragments
     if parts < 2:
         return None
+    if sync.random:
+        return _drawn_travel(tensors, sync)
     trained = [index for index, tensor in enumerate(tensors) if tensor.kind == "parameter" and tensor.in_vector]
     if parts > len(trained):
         fit = [str(fewer) for fewer in range(1, len(trained) + 1) if sync.period % fewer == 0]
@@ -42,6 +48,28 @@ def fragments_travel(tensors: Sequence[TensorSpec], sync: SyncSettings) -> Trave
     return Travel(stretches=tuple(stretches), every=parts)
 
 
+def _drawn_travel(tensors: Sequence[TensorSpec], sync: SyncSettings) -> Travel:
+    drawn = DrawnParts(tensors, sync.fragments, 0)
+    if sync.fragments > drawn.total:
+        raise ValueError(
+            f"--sync {sync.text()}: this model has {drawn.total} values that are trained, and each part needs one: use "
+            f"stream={drawn.total} or less"
+        )
+    return Travel(
+        stretches=tuple(
+            Stretch(
+                first=part + 1,
+                counts=tuple(
+                    tensor.count if tensor.kind == "buffer" and tensor.in_vector else drawn.count(part, index)
+                    for index, tensor in enumerate(tensors)
+                ),
+            )
+            for part in range(sync.fragments)
+        ),
+        every=sync.fragments,
+    )
+
+
 def check_fragments(sync: SyncSettings, codec: CodecSpec, *, partial: bool) -> None:
     """Refuses what does not go with parts that take turns.
 
@@ -59,6 +87,13 @@ def check_fragments(sync: SyncSettings, codec: CodecSpec, *, partial: bool) -> N
         )
     if sync.fragments > 1 and (reason := refusal(sync, codec)):
         raise ValueError(f"--sync {sync.text()} with {reason}")
+    if sync.random and codec.error_feedback:
+        others = [parse_codec(name) for name in FAMILIES]
+        legal = [other.name for other in others if not other.error_feedback and not refusal(sync, other)]
+        raise ValueError(
+            f"--sync {sync.text()} with --codec {codec}: it owes each value what earlier rounds have left out of it, "
+            f"and other values travel in every round: use {', '.join(legal)}, or omit ,random"
+        )
 
 
 def manifest_under(manifest: ModelManifest, sync: SyncSettings) -> ModelManifest:

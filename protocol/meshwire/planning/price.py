@@ -126,9 +126,9 @@ class Pricing:
     def __init__(self, manifest: ModelManifest, codec_prices: Mapping[str, CodecPrice]) -> None:
         self.manifest = manifest
         self._codec_prices = codec_prices
-        self._laid_out: dict[tuple[str, int], tuple[Plan, tuple[EncodedLayout, ...]]] = {}
+        self._laid_out: dict[tuple[str, int, bool], tuple[Plan, tuple[EncodedLayout, ...]]] = {}
         self._playbacks: dict[tuple[str, Reduction, int], Playback] = {}
-        self._loads: dict[tuple[str, str, int, int], list[_Loads]] = {}
+        self._loads: dict[tuple[str, str, int, int, bool], list[_Loads]] = {}
 
     def knows(self, codec: CodecSpec) -> bool:
         """Whether the codec's price is known."""
@@ -264,7 +264,7 @@ class Pricing:
         return self._playbacks[key]
 
     def _layouts(self, codec: CodecSpec, sync: SyncSettings) -> tuple[Plan, tuple[EncodedLayout, ...]]:
-        key = str(codec), sync.fragments
+        key = str(codec), sync.fragments, sync.random
         if key not in self._laid_out:
             plan = plan_buckets(manifest_under(self.manifest, sync), codec=codec)
             layouts = RoundLayouts(plan, codec)
@@ -274,7 +274,7 @@ class Pricing:
 
     def _all_loads(self, settings: JobSettings, members: int) -> list["_Loads"]:
         collective = settings.collective
-        key = str(collective.codec), str(collective.topology), members, settings.sync.fragments
+        key = str(collective.codec), str(collective.topology), members, settings.sync.fragments, settings.sync.random
         if key not in self._loads:
             plan, layouts = self._layouts(collective.codec, settings.sync)
             program = collective.topology.program(tuple(range(members)), 0)

@@ -59,6 +59,9 @@ class SyncSettings(Wire):
     DiLoCo). 0: all of it travels in each round."""
     delay: Annotated[int, Field(ge=0, le=limits.PERIOD_MAX)] = 0
     """tau: with fragments, a round is taken in exactly so many local steps after it was begun. 0: it is waited for."""
+    random: bool = False
+    """With fragments, each has drawn values of every tensor, others in each cycle of P rounds, and no whole tensors
+    (SPARTA)."""
     central: bool = False
     """With a period, a learner's own weights go on, a step towards the base, and do not begin again there (SMA)."""
     accumulate: Annotated[int, Field(ge=1, le=limits.PERIOD_MAX)] = 1
@@ -89,6 +92,8 @@ class SyncSettings(Wire):
             raise ValueError(f"{self.fragments} parts cannot take turns within {self.period} steps")
         if self.fragments and (self.central or self.after or self.sparse or self.signs):
             raise ValueError("parts that take turns go with equal periods of local:H, diloco:H and muloco:H")
+        if self.random and (self.fragments < 2 or self.delay or self.muon or not self.plain_mean):
+            raise ValueError("drawn parts take turns with plain averaging alone, and are waited for")
         if self.delay and (not self.fragments or self.delay > self.round_steps):
             raise ValueError(f"a round is taken in at most {self.round_steps} steps later, not {self.delay}")
         if self.fragments and (self.staleness, self.straggler) != (1 if self.delay else 0, "wait"):
@@ -120,7 +125,8 @@ class SyncSettings(Wire):
             return f"ssp:{self.staleness}" if self.staleness else f"bsp{more}"
         after = f",after={self.after}" if self.after else ""
         if self.fragments:
-            return f"{self._kind()},stream={self.fragments}" + (f",tau={self.delay}" if self.delay else "")
+            how = (f",tau={self.delay}" if self.delay else "") + (",random" if self.random else "")
+            return f"{self._kind()},stream={self.fragments}{how}"
         return self._kind() + after + (f",ssp:{self.staleness}" if self.staleness else "")
 
     @property
@@ -142,6 +148,11 @@ class SyncSettings(Wire):
         """Whether a learner takes a round in between two local steps of its next period (`delay`)."""
         return self.delay > 0
 
+    @property
+    def plain_mean(self) -> bool:
+        """With a period: whether the mean of all weights is the next base."""
+        return (self.outer_rate, self.outer_momentum) == (1.0, 0.0)
+
     def _kind(self) -> str:
         if self.sparse:
             return f"sparseloco:{self.period}"
@@ -150,7 +161,7 @@ class SyncSettings(Wire):
         if self.central:
             other = self.outer_momentum != SMA_MOMENTUM
             return f"sma:{self.period}" + f",momentum={_plain(self.outer_momentum)}" * other
-        if (self.outer_rate, self.outer_momentum) == (1.0, 0.0):
+        if self.plain_mean:
             return f"local:{self.period}"
         rate = f",rate={_plain(self.outer_rate)}" if self.outer_rate != DILOCO_RATE else ""
         momentum = f",momentum={_plain(self.outer_momentum)}" if self.outer_momentum != DILOCO_MOMENTUM else ""
@@ -237,6 +248,7 @@ def sync_settings(
             "accumulate": mode.accumulate,
             "signs": mode.signs,
             "fragments": mode.fragments,
+            "random": mode.random,
             "delay": mode.delay,
         }
     )
@@ -257,6 +269,7 @@ class _Mode(NamedTuple):
     muon: bool = False
     signs: bool = False
     fragments: int = 0
+    random: bool = False
     delay: int = 0
     central: bool = False
     accumulate: int = 1
@@ -291,6 +304,11 @@ def _mode(sync: str) -> _Mode:
         if made is not None:
             _check_fragments(made, sync)
             return made
+    if kind == "sparta":
+        raise ValueError(
+            f"--sync {sync}: a drawn part of all values in each round is typed as local:64,stream=64,random (SPARTA: "
+            "1/64 of them behind each step)"
+        )
     if kind == "async":
         raise ValueError(
             f"--sync {sync}: rounds without any bound would have laptops keep without end what a slow one lacks: use a "
@@ -303,15 +321,18 @@ def _mode(sync: str) -> _Mode:
         ",rate=0.7 and ,momentum=0.9 set the outer step, for sma ,momentum=0.5 alone does, and for local ,after=N has "
         "the first N rounds come after each step; for local, diloco and muloco ,stream=P has P parts of the model take "
         "turns, and ,tau=T behind it has a part's round taken in T steps later, such as diloco:32,stream=4,tau=4 (P at "
-        f"most {limits.FRAGMENTS_MAX}); behind bsp ,accumulate=A has a round after each A steps, of all their gradients"
+        f"most {limits.FRAGMENTS_MAX}), and for local ,random has each part drawn from all values, such as "
+        "local:64,stream=64,random; behind bsp ,accumulate=A has a round after each A steps, of all their gradients"
     )
 
 
 def _check_fragments(mode: _Mode, sync: str) -> None:
     """Raises ValueError for parts that take turns where they cannot."""
-    if not mode.fragments and not mode.delay:
+    if not mode.fragments and not mode.delay and not mode.random:
         return
     first = sync.split(",")[0]
+    if mode.random:
+        _check_random(mode, sync)
     option = ",stream=" if mode.fragments else ",tau="
     if mode.sparse:
         raise ValueError(
@@ -343,6 +364,20 @@ def _check_fragments(mode: _Mode, sync: str) -> None:
         )
 
 
+def _check_random(mode: _Mode, sync: str) -> None:
+    """Raises ValueError for drawn parts that cannot be."""
+    legal = f"use local:{mode.period},stream=P,random"
+    if mode.muon or mode.central or mode.sparse or (mode.outer_rate, mode.outer_momentum) != (1.0, 0.0):
+        raise ValueError(
+            f"--sync {sync}: ,random averages those values of each tensor that are drawn, and an outer step of its own "
+            f"would move the others: {legal}"
+        )
+    if mode.fragments < 2:
+        raise ValueError(f"--sync {sync}: ,random is of two and more parts that take turns: {legal}")
+    if mode.delay:
+        raise ValueError(f"--sync {sync}: rounds of drawn parts are waited for: omit ,tau={mode.delay}")
+
+
 def _with_options(mode: _Mode, kind: str, options: list[str], sync: str) -> _Mode | None:
     """None: one of them is none. Raises ValueError for a number that cannot be, and what is there twice."""
     names = [re.split("[:=]", option)[0] for option in options]
@@ -355,6 +390,8 @@ def _with_options(mode: _Mode, kind: str, options: list[str], sync: str) -> _Mod
             mode = mode._replace(staleness=bound)
         elif kind == "local" and name == "after":
             mode = mode._replace(after=_whole(sync, "after=N", text, 1, limits.PERIODS_AFTER_MAX))
+        elif option == "random":
+            mode = mode._replace(random=True)
         elif name == "stream":
             mode = mode._replace(fragments=_whole(sync, "stream=P", text, 1, limits.FRAGMENTS_MAX))
         elif name == "tau":

@@ -48,6 +48,7 @@ def mesh() -> Iterator[ChaosMesh]:
         pytest.param("bsp", "onebit:momentum,warmup=5", id="1-bit Adam"),
         pytest.param("muloco:2", None, id="muloco", marks=pytest.mark.long),
         pytest.param("diloco:6,stream=3,tau=1", "int8", id="parts in turns"),
+        pytest.param("local:4,stream=4,random", "fp16", id="drawn parts", marks=pytest.mark.long),
     ],
 )
 def test_what_an_optimizer_keeps_survives_kills_and_a_round_with_nan(

@@ -158,13 +158,15 @@ def test_rows_of_a_grid_are_as_long_as_there_are_members(topology: str, members:
     assert load_of(programs_of(topology, members)).latencies == latencies
 
 
-@pytest.mark.parametrize("members", range(2, 65))
+@pytest.mark.parametrize("members", range(2, 18))
 def test_rows_that_differ_cost_nobody_much(members: int) -> None:
-    """2 (m - 1) vectors in all, as on a ring, and none sends or receives a quarter more than on one."""
+    """2 (m - 1) vectors in all, as on a ring, and nobody sends or receives more than an eighth more than there; where
+    there are turns to be taken much less."""
     for topology in ("grid", "butterfly", "grid:4x3", "grid:3x2x2"):
         load = load_of(programs_of(topology, members))
         assert sum(load.sent) == pytest.approx(2 * (members - 1))
-        assert max(*load.sent, *load.received) <= 1.25 * 2 * (members - 1) / members
+        more = max(*load.sent, *load.received) / (2 * (members - 1) / members)
+        assert more <= {(7, "grid:4x3"): 1.04, (11, "grid:3x2x2"): 1.01}.get((members, topology), 1.125)
 
 
 @pytest.mark.parametrize("members", MEMBERS)

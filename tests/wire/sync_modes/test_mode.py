@@ -134,6 +134,18 @@ def test_parts_of_a_model_take_turns(sync: str, steps: int) -> None:
         assert late.lockstep
 
 
+def test_parts_may_be_drawn() -> None:
+    """R9: then each round has the mean of all weights, and is waited for."""
+    made = sync_settings("local:64,stream=32,random")
+    assert made.text() == sync_settings("local:64,random,stream=32").text() == "local:64,stream=32,random"
+    assert made.model_copy(update={"random": False}) == sync_settings("local:64,stream=32")
+    for changes in ({"fragments": 1}, {"fragments": 0}, {"muon": True}, {"outer_momentum": 0.5}, {"sparse": True}):
+        with pytest.raises(ValidationError):
+            SyncSettings.load(made.model_dump() | changes)
+    with pytest.raises(ValidationError):
+        SyncSettings.load(sync_settings("local:8,stream=2,tau=1").model_dump() | {"random": True})
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -226,6 +238,8 @@ def test_rounds_without_a_bound_are_refused_with_the_reason() -> None:
             "bsp,accumulate=501",
             "bsp,accumulate=2,accumulate=2",
             "bsp,ssp:2",
+            "local:2,stream=2,random=1",
+            "ssp:2,random",
         ),
     ],
 )
@@ -310,6 +324,13 @@ def test_a_number_that_cannot_be_is_named_with_those_that_can(syncs: tuple[str, 
         ({"sync": "sma,stream=2"}, "omit ,stream=, or use local:H with it"),
         ({"sync": "local:8,after=3,stream=2"}, ",stream= does not go with ,after=3"),
         ({"sync": "local:8,stream=2,ssp:1"}, ",stream= does not go with ,ssp:1"),
+        ({"sync": "local:8,random"}, ",random is of two and more parts .* use local:8,stream=P,random"),
+        ({"sync": "local:8,stream=1,random"}, ",random is of two and more parts"),
+        ({"sync": "local:8,stream=2,tau=1,random"}, "omit ,tau=1"),
+        ({"sync": "diloco:8,stream=2,random"}, "an outer step .* would move the others: use local:8,stream=P,random"),
+        ({"sync": "muloco:8,stream=2,random"}, "would move the others"),
+        ({"sync": "sma:8,random"}, "would move the others"),
+        ({"sync": "sparta:8"}, "typed as local:64,stream=64,random"),
         ({"sync": "local:8,stream=2,tau=1", "own": "1"}, "--own 1 with --sync .* is settled there"),
         ({"sync": "local:8,stream=2,tau=1", "visibility": "fixed"}, "--visibility fixed with --sync .* is settled"),
         ({"sync": "local:8,stream=2,tau=1", "straggler": "carry"}, "--straggler carry needs a bound"),
