@@ -22,7 +22,7 @@ from meshtrain.demo.localmesh import LocalMesh
 from meshtrain.examples.digits import FILE_NAME, fetch_digits
 from tests.bench.goals.sides import NAMES
 from tests.bench.journal import Case, Figures, Section
-from tests.bench.proof.places import ProofError, chosen_in, printed
+from tests.bench.proof.places import NOTHING_CHOSEN, ProofError, chosen_in, printed
 from tests.bench.stragglers import Run, ended, run
 from tests.daemon import realjobs as jobs
 
@@ -196,14 +196,28 @@ def _data(folder: Path) -> Path:
 
 
 def _chosen(mesh: LocalMesh, folder: Path, data: Path, seed: int, options: str) -> Figures:
-    """As a person would type it on the first laptop. Raises ProofError."""
+    """As a person would type it on the first laptop, with the usual quality: over loopback `submit` chooses nothing where
+    none is typed. Raises ProofError."""
     work, daemon = folder / "typed", mesh.daemons[0]
     work.mkdir()
     (work / "train.py").write_text(SCRIPT)
     command = [sys.executable, "-m", "meshtrain.cli", "submit", "--json", "--data-dir", str(daemon.data_dir)]
-    command += ["--data", str(data), "--seed", str(seed), "--env", "OMP_NUM_THREADS=1", "train.py", options]
+    command += [
+        "--quality",
+        "safe",
+        "--data",
+        str(data),
+        "--seed",
+        str(seed),
+        "--env",
+        "OMP_NUM_THREADS=1",
+        "train.py",
+        options,
+    ]
     out, said = printed(command, work, TIMEOUT_S)
     told = json.loads(out)
+    if chosen_in(said) == NOTHING_CHOSEN:
+        raise ProofError(f"submit has chosen nothing: {said[:1500]}")
     summary = jobs.summary(daemon, told["job"])
     if summary.state != "succeeded":
         raise ProofError(f"the job {summary.state}: {summary.error}")
