@@ -196,8 +196,8 @@ def _data(folder: Path) -> Path:
 
 
 def _chosen(mesh: LocalMesh, folder: Path, data: Path, seed: int, options: str) -> Figures:
-    """As a person would type it on the first laptop, with the usual quality: over loopback `submit` chooses nothing where
-    none is typed. Raises ProofError."""
+    """As a person would type it on the first laptop, with the usual quality: over loopback `submit` chooses nothing
+    where none is typed. Raises ProofError."""
     work, daemon = folder / "typed", mesh.daemons[0]
     work.mkdir()
     (work / "train.py").write_text(SCRIPT)
