@@ -14,6 +14,7 @@ from platformdirs import user_cache_path
 from meshtrain.demo.localmesh import LocalDaemon, LocalMesh
 from tests.bench.codecjob import write_data
 
+NOTHING_CHOSEN = "nothing chosen"
 NAMES = ("anna", "bert", "cleo", "dora")
 
 
@@ -86,4 +87,4 @@ def printed(command: Sequence[str], folder: Path, timeout_s: float) -> tuple[str
 def chosen_in(said: str) -> str:
     """What `submit` says that it has chosen."""
     found = re.search(r"^chosen: (.*)$", said, re.M)
-    return "nothing chosen" if found is None else found[1]
+    return NOTHING_CHOSEN if found is None else found[1]

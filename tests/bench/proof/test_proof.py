@@ -12,6 +12,7 @@ from tests.bench.journal import Entry, Figures, Journal
 from tests.bench.kept_lines import KeptLinesError
 from tests.bench.proof import goals_page, goodput, modes_page, slow_laptop, summary_page
 from tests.bench.proof.__main__ import PAGES, every_section
+from tests.bench.proof.curves import mean_curve
 from tests.bench.proof.filled_journal import QUIET, filled
 from tests.bench.proof.modes import AFTER, BASE, MBIT, MEMBERS, MODES, SETS, case_name, steps_name
 from tests.bench.proof.networks import wifi
@@ -153,6 +154,10 @@ def test_what_does_not_pay_is_said_as_loudly(tmp_path: Path) -> None:
     )
     assert ("`ssp:2` are within" in does, "`demo` +0.90" in does_not) == (True, True)
     assert ("0.90 of the sum" in does, "0.90 of their speed (goal 0.95)" in does_not) == (True, True)
+
+
+def test_a_mean_curve_has_the_points_that_all_seeds_have() -> None:
+    assert mean_curve([[(0.0, 4.0), (8.0, 2.0)], [(0.0, 2.0), (8.0, 1.0), (9.0, 0.0)]]) == [(0.0, 3.0), (8.0, 1.5)]
 
 
 def test_pictures_are_whole_and_leave_out_what_cannot_be_drawn() -> None:

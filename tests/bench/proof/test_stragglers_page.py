@@ -1,5 +1,6 @@
 """What the page of eight unequal peers says follows from what was measured."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,13 @@ def test_time_to_accuracy_is_from_the_first_step_of_anybody_to_the_first_base_th
     assert found["accuracy"] == [0.95]
     assert found["of the sum"] == [pytest.approx(24 / 5 / sum(peer.samples_s for peer in stragglers.peers()))]
     assert "reached_s" not in stragglers.figures(steps, [(11.0, 0.2), (15.0, 0.5)])
+
+
+def test_one_alone_takes_the_batch_of_all() -> None:
+    """So it learns by samples as all in step do, and what differs is time."""
+    sizes = {way.name: json.loads(stragglers.script_options(0, 100, way.batch))["batch"] for way in stragglers.WAYS}
+    assert sizes.pop(stragglers.ALONE.name) == stragglers.PEERS * stragglers.BATCH
+    assert set(sizes.values()) == {stragglers.BATCH}
 
 
 def test_a_curve_is_thinned_and_keeps_its_beginning() -> None:

@@ -5,9 +5,10 @@ they are the same whatever the time. Seconds a step are those of the same models
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from tests.bench.goals.measures import digits_folder
-from tests.bench.goals.sides import Place, Side, Work, place
+from tests.bench.goals.sides import Side, Work, place
 from tests.bench.journal import Case, Figures, Section
 from tests.bench.proof.networks import wifi
 from tests.bench.proof.networks.paced_models import HOOKS, QUALITIES, Net, Planner, job_of, text_of
@@ -74,23 +75,21 @@ def _each(planner: Planner, trained: Trained, seed: int, points: int) -> Iterato
     with place(MEMBERS) as here:
         for name, hook in HOOKS.items():
             with here.torch(work, hook) as side:
-                yield name, curve(side, EVERY, points)
+                yield name, curve(side, work, points)
         with here.daemons(MEMBERS) as daemons:
             for name, settings in every.items():
                 with job_of(here, daemons, work, settings) as side:
-                    yield name, curve(side, EVERY, points)
-        yield ALONE, _alone(here, Work(trained.model, 1, seed, data), points)
+                    yield name, curve(side, work, points)
+        alone = replace(work, members=1)
+        with here.torch(alone) as side:
+            yield ALONE, curve(side, alone, points)
 
 
-def _alone(here: Place, work: Work, points: int) -> list[float]:
-    with here.torch(work) as side:
-        return curve(side, MEMBERS * EVERY, points)
-
-
-def curve(side: Side, steps: int, points: int) -> list[float]:
-    """Held-out loss at the beginning and after each so many steps."""
+def curve(side: Side, work: Work, points: int) -> list[float]:
+    """Held-out loss at the beginning, and each time that as many samples were used as four members use in EVERY
+    steps."""
     losses = [side.held_out_loss()]
     for _ in range(points):
-        side.turn(steps)
+        side.turn(EVERY * MEMBERS // work.members)
         losses.append(side.held_out_loss())
     return losses
