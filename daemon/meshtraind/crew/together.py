@@ -49,7 +49,7 @@ class NotAlikeError(Exception):
     """A learner of the device does something else than the others; says which, and what."""
 
 
-class Heard(NamedTuple):
+class WhatFollows(NamedTuple):
     """What follows from a learner's message.
 
     Attributes:
@@ -85,7 +85,7 @@ class Together:
             self._start = Start(step=body.start, decided=body.round, local_steps=body.local_steps)
             self.waits = False
 
-    def hears(self, learner: int, body: Wire) -> Heard:
+    def hears(self, learner: int, body: Wire) -> WhatFollows:
         """A learner says this. Raises NotAlikeError."""
         if isinstance(body, LearnerBack):
             return self._back(learner, body)
@@ -95,29 +95,29 @@ class Together:
             self.finished.add(learner)
         self._said[learner].append(body)
         if not all(self._said):
-            return Heard()
+            return WhatFollows()
         whole = joined([said.popleft() for said in self._said])
         self.waits |= isinstance(whole, LearnerSealed)
-        return Heard(device=whole)
+        return WhatFollows(device=whole)
 
     def behind(self) -> list[int]:
         """The learners that have not said yet what others have."""
         return [learner for learner, said in enumerate(self._said) if not said] if any(self._said) else []
 
-    def _rests(self, learner: int, body: LearnerIdle) -> Heard:
+    def _rests(self, learner: int, body: LearnerIdle) -> WhatFollows:
         self._idle.add(learner)
         if len(self._idle) < len(self._said):
-            return Heard()
+            return WhatFollows()
         self._is_idle = self.waits = True
-        return Heard(device=body)
+        return WhatFollows(device=body)
 
-    def _back(self, learner: int, body: LearnerBack) -> Heard:
+    def _back(self, learner: int, body: LearnerBack) -> WhatFollows:
         self._idle.discard(learner)
         if self._is_idle:
             self._is_idle = False
             self._start = None  # the daemon says it again, behind the rounds of meanwhile
-            return Heard(device=body)
-        return Heard(answer=self._start)
+            return WhatFollows(device=body)
+        return WhatFollows(answer=self._start)
 
 
 def joined(said: Sequence[Wire]) -> Wire:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from meshtraind.crew.together import Heard, NotAlikeError, Together, joined
+from meshtraind.crew.together import NotAlikeError, Together, WhatFollows, joined
 from meshwire.message_base import Wire
 from meshwire.messages.learner import (
     LearnerApplied,
@@ -49,7 +49,7 @@ def test_a_message_is_the_devices_when_the_last_learner_has_said_it() -> None:
     """Each at its own speed, in the order in which they say them."""
     together = Together(3)
     heard = [together.hears(learner, bucket(index)) for learner in (0, 1) for index in (0, 1)]
-    assert heard == [Heard()] * 4
+    assert heard == [WhatFollows()] * 4
     assert together.behind() == [2]
     last = [together.hears(2, bucket(index)).device for index in (0, 1)]
     assert last == [bucket(index, weight=12.0) for index in (0, 1)]
@@ -122,13 +122,13 @@ def test_the_device_is_idle_while_all_its_learners_are() -> None:
     """R5: the first that is back ends it; the others have the daemon's word to begin, as it has."""
     together = Together(2)
     together.told(START)
-    assert together.hears(0, IDLE) == Heard()
-    assert together.hears(1, IDLE) == Heard(device=IDLE)
-    assert together.hears(1, LearnerBack()) == Heard(device=LearnerBack())
-    assert together.hears(0, LearnerBack()) == Heard(), "the word of before is none: rounds may come first"
+    assert together.hears(0, IDLE) == WhatFollows()
+    assert together.hears(1, IDLE) == WhatFollows(device=IDLE)
+    assert together.hears(1, LearnerBack()) == WhatFollows(device=LearnerBack())
+    assert together.hears(0, LearnerBack()) == WhatFollows(), "the word of before is none: rounds may come first"
     together.told(START)
-    assert together.hears(0, IDLE) == Heard()
-    assert together.hears(0, LearnerBack()) == Heard(answer=START)
+    assert together.hears(0, IDLE) == WhatFollows()
+    assert together.hears(0, LearnerBack()) == WhatFollows(answer=START)
 
 
 def test_a_learner_that_was_idle_by_itself_begins_its_step_by_the_word_of_before() -> None:
@@ -137,7 +137,7 @@ def test_a_learner_that_was_idle_by_itself_begins_its_step_by_the_word_of_before
     together.told(START)
     together.told(RoundDone(round=7, step=3, start=4, local_steps=2, **DONE))
     together.hears(1, IDLE)
-    assert together.hears(1, LearnerBack()) == Heard(answer=Start(step=4, decided=7, local_steps=2))
+    assert together.hears(1, LearnerBack()) == WhatFollows(answer=Start(step=4, decided=7, local_steps=2))
 
 
 def test_learners_wait_at_the_same_place_between_their_seal_and_the_word_to_start() -> None:
@@ -168,6 +168,6 @@ def test_learners_wait_at_the_same_place_between_their_seal_and_the_word_to_star
 def test_a_learner_that_has_finished_waits_for_the_others() -> None:
     together = Together(2)
     done = LearnerIdle(reason="it has finished", finished=True)
-    assert together.hears(0, done) == Heard()
+    assert together.hears(0, done) == WhatFollows()
     assert together.finished == {0}
-    assert together.hears(1, done) == Heard(device=done)
+    assert together.hears(1, done) == WhatFollows(device=done)
