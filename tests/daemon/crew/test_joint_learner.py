@@ -114,14 +114,14 @@ class Side:
 
 
 class Device:
-    """Two learners, what stands between, and a daemon."""
+    """Its learners, what stands between, and a daemon."""
 
     def __init__(self, joint: JointLearner, address: str, daemon: Side, failures: list[str]) -> None:
         self.joint = joint
         self.address = address
         self.daemon = daemon
         self.failures = failures
-        self.learners = [Side(), Side()]
+        self.learners: list[Side] = []
 
     async def call(self, side: Side) -> None:
         await connect_locally(asyncio.get_running_loop(), lambda: side.connection, self.address)
@@ -136,12 +136,12 @@ class Device:
         return welcomes
 
     async def prepare(self, **second: Any) -> list[Wire | BaseException]:
-        """What both are answered."""
+        """What all are answered. `second`: what the second one's model has of its own."""
         size_bytes = 2 * 4096
         for descriptor in self.descriptors:
             os.ftruncate(descriptor, size_bytes)
         model = LearnerModel(manifest=MANIFEST, memory_bytes=size_bytes, learner_bytes=100)
-        models = [model, model.model_copy(update=second)]
+        models = [model, model.model_copy(update=second), model][: len(self.learners)]
         asking = [side.ask(each) for side, each in zip(self.learners, models, strict=True)]
         return await asyncio.gather(*asking, return_exceptions=True)
 
@@ -149,15 +149,17 @@ class Device:
 
 
 @asynccontextmanager
-async def device(folder: Path) -> AsyncIterator[Device]:
+async def device(folder: Path, learners: int = 2) -> AsyncIterator[Device]:
     shared, daemon, failures = SharedMemory(), Side(), []
-    memory = CrewMemory(2, shared.file.told)
+    tokens = [f"t{place}" for place in range(learners)]
+    memory = CrewMemory(learners, shared.file.told)
     loop = asyncio.get_running_loop()
     server, address = await serve_locally(loop, daemon.accept, folder / "d.sock")
-    joint = JointLearner(DaemonEntrance(address, "t", JOB), memory, ("t0", "t1"), folder, failures.append)
+    joint = JointLearner(DaemonEntrance(address, "t", JOB), memory, tokens, folder, failures.append)
     crew, own = await serve_locally(loop, joint.accept, folder / "c.sock")
     made = Device(joint, own, daemon, failures)
-    made.descriptors = (int(memory.told(0)), int(memory.told(1)))
+    made.descriptors = tuple(int(memory.told(place)) for place in range(learners))
+    made.learners += [Side() for _ in range(learners)]
     try:
         yield made
     finally:
@@ -259,6 +261,24 @@ async def test_the_second_learner_begins_from_the_firsts_state(tmp_path: Path) -
         assert await second.ask(LearnerReady()) == Done()
         assert isinstance(crew.daemon.asked[-1], LearnerReady)
         assert not any(isinstance(each, LearnerSaved) for each in crew.daemon.heard), "it has asked for none"
+
+
+@pytest.mark.asyncio
+async def test_the_device_is_ready_when_the_last_learner_is(tmp_path: Path) -> None:
+    async with device(tmp_path, 3) as crew:
+        await crew.attach()
+        await crew.prepare()
+        first, second, third = crew.learners
+        await first.ask(LearnerReady())
+        waiting = asyncio.gather(second.ask(LearnerReady()))
+        other = asyncio.gather(third.ask(LearnerState(units=())))
+        await until(lambda: bool(first.heard))
+        first.connection.notify(LearnerSaved(number=-2, round=0, units=0))
+        await other
+        assert not any(isinstance(each, LearnerReady) for each in crew.daemon.asked)
+        assert not waiting.done()
+        await third.ask(LearnerReady())
+        assert await waiting == [Done()]
 
 
 @pytest.mark.asyncio
