@@ -148,8 +148,8 @@ def _worst(poisons: Sequence[Poison]) -> Poison | None:
 
 
 def _sealed(said: Sequence[LearnerSealed]) -> LearnerSealed:
-    used = bytes(map(_any_bit, zip(*(each.used for each in said), strict=True)))
-    integers = tuple(map(max, zip(*(each.integers for each in said), strict=True)))
+    used = bytes(_any_bit(values) for values in zip(*(each.used for each in said), strict=True))
+    integers = tuple(max(values) for values in zip(*(each.integers for each in said), strict=True))
     return LearnerSealed(step=said[0].step, used=used, integers=integers)
 
 

@@ -150,7 +150,8 @@ class Device:
 
 @asynccontextmanager
 async def device(folder: Path, learners: int = 2) -> AsyncIterator[Device]:
-    shared, daemon, failures = SharedMemory(), Side(), []
+    shared, daemon = SharedMemory(), Side()
+    failures: list[str] = []
     tokens = [f"t{place}" for place in range(learners)]
     memory = CrewMemory(learners, shared.file.told)
     loop = asyncio.get_running_loop()

@@ -29,13 +29,13 @@ def trained(
 ) -> Run:
     """The model of each learner, the samples that it drew batch by batch, and the daemon."""
     dataset = TensorDataset(torch.arange(total), *batch(1, total))
-    replicas = [net(norm=norm) for _ in range(devices * learners)]
+    replicas: list[nn.Module] = [net(norm=norm) for _ in range(devices * learners)]
 
     def loader() -> DataLoader[Any]:
         if not whole:
             return DataLoader(dataset, batch_size=BATCH, shuffle=True)
         batches = [list(range(first, min(first + 3, total))) for first in range(0, total, 3)]
-        return DataLoader(dataset, batch_sampler=batches)  # type: ignore[arg-type]
+        return DataLoader(dataset, batch_sampler=batches)
 
     def script(session: LearnerSession, rank: int) -> list[list[int]]:
         model, optimizer, dealt = session.prepare_with_loader(replicas[rank], make(replicas[rank]), loader())
