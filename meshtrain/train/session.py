@@ -171,7 +171,7 @@ class LearnerSession:
         self._deal.epoch_over(notice.epoch)
         if notice.unused and not self._finished:
             unit = "batches" if self._deal.space().whole_batches else "samples"
-            unused = notice.unused * self._place.count
+            unused = notice.unused * self._place.learners
             log.warning("epoch %d ends without %d %s that a peer held when it finished", notice.epoch + 1, unused, unit)
 
     # Training
@@ -256,12 +256,12 @@ class LearnerSession:
         """Place among the learners of all members that train: hubs have none, whoever came before or after them (H1).
         Those of one device follow each other (R6)."""
         before = sum(not member.hub for member in self._welcome.members[: self._welcome.rank])
-        return before * self._place.count + self._place.number
+        return before * self._place.learners + self._place.number
 
     @property
     def world_size(self) -> int:
         """Number of learners of the job's members that train."""
-        return self._devices * self._place.count
+        return self._devices * self._place.learners
 
     @property
     def _devices(self) -> int:

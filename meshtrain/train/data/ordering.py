@@ -19,7 +19,7 @@ class LearnerPlace(NamedTuple):
     """Which learner of how many of its device (R6)."""
 
     number: int = 0
-    count: int = 1
+    learners: int = 1
 
 
 ALONE = LearnerPlace()
@@ -108,7 +108,7 @@ class LoaderOrder:
     @property
     def total(self) -> int:
         """Samples of an epoch, or batches of the script's own sampler; of several learners, groups of them."""
-        return self._length // self._place.count
+        return self._length // self._place.learners
 
     def describe(self) -> str:
         """The loader in words, for the comparison between peers: the same one must be given on all of them."""
@@ -126,8 +126,8 @@ class LoaderOrder:
         try:
             return rounds_per_epoch(total, [self.batch] * self._members, drop_last=self.drop_last)
         except ValueError as error:
-            groups = f" (in groups of {self._place.count}, a sample for each learner of a device)"
-            raise UsageError(f"{error}{groups if self._place.count > 1 else ''}") from error
+            groups = f" (in groups of {self._place.learners}, a sample for each learner of a device)"
+            raise UsageError(f"{error}{groups if self._place.learners > 1 else ''}") from error
 
     def of(self, epoch: int) -> Sequence[Any]:
         """The epoch's indices, or batches of indices. Raises NotSupported where these are not as many as before."""
@@ -147,7 +147,7 @@ class LoaderOrder:
 
     def dealt(self, order: Sequence[Any], block: SampleBlock) -> Sequence[Any]:
         """Of an epoch's order, what its device is dealt with this block."""
-        count = self._place.count
+        count = self._place.learners
         whole = block.end >= self.total and not self.drop_last
         return order[block.first * count : len(order) if whole else block.end * count]
 
