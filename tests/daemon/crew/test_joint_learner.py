@@ -279,7 +279,8 @@ async def test_the_device_is_ready_when_the_last_learner_is(tmp_path: Path) -> N
         assert not any(isinstance(each, LearnerReady) for each in crew.daemon.asked)
         assert not waiting.done()
         await third.ask(LearnerReady())
-        assert await waiting == [Done()]
+        (answer,) = await waiting
+        assert answer == Done()
 
 
 @pytest.mark.asyncio

@@ -182,7 +182,7 @@ def test_a_step_that_is_lost_is_lost_to_all(retry: bool) -> None:
             step(model, optimizer, (x, y))
         return seen
 
-    shares = {"shares": "speed"} if retry else {}  # in lockstep nobody comes too late
+    shares: dict[str, Any] = {"shares": "speed"} if retry else {}  # in lockstep nobody comes too late
     with LocalDaemon(2, learners=2, on_nan="skip", **shares) as daemon:
         daemon.lose(1, 1, retry=retry)
         drawn = run_crews(daemon, script)
