@@ -169,7 +169,7 @@ def log(*unnamed: object, **values: "float | torch.Tensor") -> None:
 
 
 def rank() -> int:
-    """This peer's number in the job, from 0."""
+    """This peer's number in the job, from 0; with several learners on each device that of the learner."""
     from meshtrain.train import api
 
     api.note_asked()
@@ -177,7 +177,7 @@ def rank() -> int:
 
 
 def world_size() -> int:
-    """How many peers train."""
+    """How many peers train; with several learners on each device, how many learners."""
     from meshtrain.train import api
 
     api.note_asked()

@@ -389,9 +389,6 @@ def test_who_catches_everything_passes_it_on_or_says_why() -> None:
     assert not silent
 
 
-RULES_NOT_BUILT = {"R6"}  # several learners on one machine
-
-
 def quoted_by_quick_tests() -> set[str]:
     """The numbers of the rules that stand in test modules, but for tests that are marked slow; "R0 to R5" is six."""
     quoted: set[str] = set()
@@ -421,7 +418,7 @@ def test_plain_pytest_proves_every_rule() -> None:
     """Who runs the README's command has every rule proved once; slow tests prove them again, at greater length."""
     rules = set(re.findall(r"^- \*\*([A-Z][0-9]+a?)\b", (ROOT / "protocol/RULES.md").read_text("utf-8"), re.MULTILINE))
     assert len(rules) > 40
-    assert not sorted(rules - quoted_by_quick_tests() - RULES_NOT_BUILT)
+    assert not sorted(rules - quoted_by_quick_tests())
 
 
 def test_no_document_installs_a_strangers_package() -> None:

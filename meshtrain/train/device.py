@@ -22,6 +22,21 @@ def best_device() -> torch.device:
     return torch.device("cpu")
 
 
+def device_of_learner(number: int, count: int) -> torch.device:
+    """Where one of several learners on this machine computes: each on a GPU of its own, as far as there are so many.
+    With one it is the best device. The GPU becomes the current one of this process.
+
+    Args:
+        number: which learner, from 0.
+    """
+    device = best_device()
+    if count == 1 or device.type != "cuda" or os.environ.get(DEVICE_VARIABLE):
+        return device
+    device = torch.device("cuda", number % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
 def device_of(model: torch.nn.Module) -> torch.device | None:
     """Where a model's first tensor lies; None when it has none."""
     for tensor in (*model.parameters(), *model.buffers()):

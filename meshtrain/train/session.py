@@ -14,10 +14,11 @@ from meshtrain.client import Client
 from meshtrain.errors import ConnectionLost, NotSupported, RequestError, UnexpectedReply, UsageError
 from meshtrain.train.data.deal import Deal
 from meshtrain.train.data.loader import DealtLoader, dealable
+from meshtrain.train.data.ordering import LearnerPlace
 from meshtrain.train.data.own_draws import NO_LOADER, STREAM, draw_apart
 from meshtrain.train.data.step_samples import StepSamples
 from meshtrain.train.data.stream_share import shared_stream
-from meshtrain.train.device import best_device, move_model
+from meshtrain.train.device import device_of_learner, move_model
 from meshtrain.train.link.channel import Channel
 from meshtrain.train.link.environment import Environment, environment_of_job
 from meshtrain.train.logged_values import numbers_of
@@ -64,6 +65,7 @@ class LearnerSession:
         self._channel = Channel(client, welcome.members)
         self._welcome = welcome
         self._environment = environment
+        self._place = LearnerPlace(welcome.learner, welcome.spec.learners)
         self._device: torch.device | None = None
         self._prepared = False
         self._engine: Engine | None = None
@@ -110,7 +112,7 @@ class LearnerSession:
             self._start(model, optimizer, scaler, None, "an iterable data set")
             return model, optimizer, shared_stream(loader, self.rank, self.world_size)
         spec = self._welcome.spec
-        deal = self._deal = Deal(given, self.world_size, spec.seed, spec.sync)
+        deal = self._deal = Deal(given, self._devices, spec.seed, spec.sync, self._place)
         if self.rank == 0:
             warn_of_early_scheduler(optimizer, len(given), len(deal))
         self._channel.route(Grant, self._on_grant)
@@ -149,8 +151,10 @@ class LearnerSession:
                 "a GradScaler with several optimizers: its skipped steps could not be told apart. Use bfloat16, which "
                 "needs none"
             )
-        self._device = move_model(model, optimizer, best_device())
+        self._device = move_model(model, optimizer, device_of_learner(*self._place))
         prepared = describe_model(model, optimizer, spec.sync, parse_codec(spec.codec), spec.masks, loader)
+        if prepared.growing is not None and spec.learners > 1:
+            raise NotSupported("mt.Progressive with several learners on a device: submit without --learners")
         self._prepared = True
         if prepared.of_muon and self.rank == 0:
             log.warning("--sync %s: %s", spec.sync.text(), what_is_muons(model, prepared.of_muon))
@@ -167,9 +171,8 @@ class LearnerSession:
         self._deal.epoch_over(notice.epoch)
         if notice.unused and not self._finished:
             unit = "batches" if self._deal.space().whole_batches else "samples"
-            log.warning(
-                "epoch %d ends without %d %s that a peer held when it finished", notice.epoch + 1, notice.unused, unit
-            )
+            unused = notice.unused * self._place.learners
+            log.warning("epoch %d ends without %d %s that a peer held when it finished", notice.epoch + 1, unused, unit)
 
     # Training
 
@@ -250,18 +253,24 @@ class LearnerSession:
 
     @property
     def rank(self) -> int:
-        """Place among the job's members that train: hubs have none, whoever came before or after them (H1)."""
-        return sum(not member.hub for member in self._welcome.members[: self._welcome.rank])
+        """Place among the learners of all members that train: hubs have none, whoever came before or after them (H1).
+        Those of one device follow each other (R6)."""
+        before = sum(not member.hub for member in self._welcome.members[: self._welcome.rank])
+        return before * self._place.learners + self._place.number
 
     @property
     def world_size(self) -> int:
-        """Number of the job's members that train."""
+        """Number of learners of the job's members that train."""
+        return self._devices * self._place.learners
+
+    @property
+    def _devices(self) -> int:
         return sum(not member.hub for member in self._welcome.members)
 
     @property
     def device(self) -> torch.device:
         """Where the prepared model lies, before that the best device."""
-        return self._device or best_device()
+        return self._device or device_of_learner(*self._place)
 
     @property
     def data_dir(self) -> Path:
@@ -271,8 +280,11 @@ class LearnerSession:
 
     @property
     def output_dir(self) -> Path:
-        """This rank's results."""
+        """This rank's results. Of several learners on a device the first one's are the device's, and those of another
+        lie below it."""
         folder = Path(self._welcome.output_dir)
+        if self._place.number:
+            folder /= f"learner{self._place.number + 1}"
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 

@@ -159,6 +159,7 @@ SEGMENT_VALUES_MAX = 64 * KIB  # C1: one encoded unit
 BUCKETS_MAX = 65_535  # bucket is a u16 on the wire
 BUCKET_BYTES_MAX = 256 * MIB
 
+LEARNERS_MAX = 16  # of one device in one job (R6)
 WORLD_RESTARTS_MAX = 10_000  # of the scripts of one job, by `submit --restart`
 
 # Membership

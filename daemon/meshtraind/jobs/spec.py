@@ -25,6 +25,7 @@ from meshwire.peer_news import joined
 from meshwire.sync_modes.codec_for_mode import codec_of
 from meshwire.sync_modes.mode import SyncSettings, sync_settings
 from meshwire.sync_modes.rate_rule import rate_rule_of
+from meshwire.sync_modes.several_learners import refusal_of_learners
 
 
 def check_settings(body: Submit, *, unequal_peers: bool) -> SyncSettings:
@@ -40,6 +41,15 @@ def check_settings(body: Submit, *, unequal_peers: bool) -> SyncSettings:
         collective_for(codec, body.topology)
     except ValueError as error:
         raise RequestFailed(str(error)) from error
+    reason = refusal_of_learners(
+        sync,
+        masks=body.masks is not None,
+        by_torchrun=body.engine == "torchrun",
+        independent=body.independent,
+        restarts=body.restarts_max is not None,
+    )
+    if body.learners > 1 and reason is not None:
+        raise RequestFailed(reason)
     return sync
 
 
@@ -125,6 +135,7 @@ def make_spec(
         restarts_max=body.restarts_max,
         engine=body.engine,
         as_module=body.as_module,
+        learners=body.learners,
     )
 
 

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 LAUNCH = Path(__file__).with_name("launch.py")
 SCRIPT_RUN = Path(__file__).with_name("script_run.py")
+SEVERAL = Path(__file__).parent.parent / "crew" / "run.py"
 
 # What the learner inherits of the daemon's environment; everything else might hold the owner's secrets.
 INHERITED = (
@@ -54,7 +55,7 @@ INHERITED = (
 
 
 class LearnerProcess:
-    """The process of one rank of one job.
+    """The process of one rank of one job; with several learners on a device the one that speaks for them (R6).
 
     Args:
         folder: the job's working directory, with the script in it.
@@ -97,6 +98,7 @@ class LearnerProcess:
                 os.write(descriptor, f"meshtrain: {said}\n".encode())
             self._process = await asyncio.create_subprocess_exec(
                 *self._launcher(niceness),
+                *self._several(),
                 str(self._python),
                 "-u",
                 str(SCRIPT_RUN),
@@ -131,6 +133,11 @@ class LearnerProcess:
             return []
         # The launcher needs nothing but the standard library.
         return [sys.executable, "-IS", str(LAUNCH), str(os.getpid()), str(niceness)]
+
+    def _several(self) -> list[str]:
+        """The words before those of a learner that start several of them."""
+        learners = self._spec.learners
+        return [] if learners == 1 else [sys.executable, "-I", "-u", str(SEVERAL), str(learners)]
 
     def yield_more(self, niceness: int) -> None:
         """Yields so far to the daemon from now on, with all that it has started. The system lets nobody but an

@@ -73,7 +73,7 @@ class LearnerSupervisor:
     """Starts the learner's processes of one job, one after the other, and decides what follows from the end of each.
 
     Args:
-        learners_here: that share this machine (M3).
+        learners_here: daemons with one that share this machine (M3).
 
     Attributes:
         restarts: after errors of the script's own, since they were earned again.
@@ -136,9 +136,10 @@ class LearnerSupervisor:
             self.given_up = False
             python = python_of(self._node.data_dir, job.spec.requirements)
             self._learner = LearnerProcess(job.folder / SOURCE, job.spec, log, memory, python)
-            prepares = await asyncio.to_thread(calls_prepare, job.folder / SOURCE / job.spec.script)
+            several = job.spec.learners > 1  # which exchange by mt.prepare alone (R6)
+            prepares = several or await asyncio.to_thread(calls_prepare, job.folder / SOURCE / job.spec.script)
             settings = self._node.settings.now
-            threads = learner_threads(self._learners_here, settings.max_cpu_percent)
+            threads = learner_threads(self._learners_here * job.spec.learners, settings.max_cpu_percent)
             environment = learner_environment(job.spec, place, prepares=prepares, threads=threads)
             self._revoke()
             self._began_s = time.monotonic()

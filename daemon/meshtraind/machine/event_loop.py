@@ -90,6 +90,20 @@ async def serve_locally(
     return server, f"tcp:{host}:{port}"
 
 
+async def connect_locally(
+    loop: asyncio.AbstractEventLoop, protocol: Callable[[], asyncio.BaseProtocol], address: str
+) -> None:
+    """Connects to a program of this machine, by the address that `serve_locally` has given it. Raises OSError."""
+    kind, _, where = address.partition(":")
+    if sys.platform != "win32" and kind == "unix":
+        await loop.create_unix_connection(protocol, where)
+        return
+    host, _, port = where.rpartition(":")
+    if kind != "tcp" or not port.isdigit():
+        raise OSError(f"{address!r} is no address of this system's")
+    await loop.create_connection(protocol, host, int(port))
+
+
 async def accepted(listener: socket.socket) -> tuple[socket.socket, str]:
     """Waits for a caller. Not `loop.sock_accept`: what that has accepted is lost, and stays open, where the task is
     cancelled before it has heard of it. Yields in any case: a flood of callers must not stop the whole process.

@@ -79,6 +79,15 @@ class MemoryFile:
                 self._path.unlink(missing_ok=True)
 
 
+def memory_found(told: str) -> int:
+    """A descriptor of the memory that another process has told this one of (`MemoryFile.told`). Raises OSError,
+    ValueError."""
+    if not told.startswith(FILE_PREFIX):
+        return int(told)
+    kind = getattr(os, "O_BINARY", 0) | getattr(os, "O_NOINHERIT", 0)
+    return os.open(told.removeprefix(FILE_PREFIX), os.O_RDWR | kind)
+
+
 def read_at(descriptor: int, size_bytes: int, offset: int) -> bytes:
     """A part of a file, by a descriptor that nobody else reads by meanwhile. Raises OSError."""
     if sys.platform == "win32" or portable():

@@ -109,6 +109,15 @@ class ProcessTree:
             time.sleep(LOOK_S)
 
 
+def end_as(code: int) -> None:
+    """Ends this process as a child of it has ended: by its exit code, or by the signal (negative) that killed it."""
+    if sys.platform == "win32" or code >= 0:
+        sys.exit(code)
+    if -code not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+
+
 def _yield(process: psutil.Process, niceness: int) -> None:
     if sys.platform == "win32":
         idle = niceness >= BACKGROUND_NICENESS

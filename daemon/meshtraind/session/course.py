@@ -127,6 +127,7 @@ def described(spec: JobSpec, changes: Sequence[SettingsChange] = ()) -> tuple[tu
         "script": spec.script + (", as a module" if spec.as_module else ""),
         "arguments": " ".join(spec.args),
         "environment variables": ", ".join(key for key, _ in spec.env),
+        "learners on each device": "" if spec.learners == 1 else str(spec.learners),
         "sync": spec.sync.text(),
         "codec": spec.codec,
         "changed": "; ".join(told_of(changes, one) for one in changes),

@@ -43,6 +43,7 @@ from meshwire.planning.quality import Quality
 from meshwire.sync_modes.codec_for_mode import codec_of
 from meshwire.sync_modes.mode import SyncSettings, sync_settings
 from meshwire.sync_modes.rate_rule import rate_rule_of
+from meshwire.sync_modes.several_learners import refusal_of_learners
 
 if TYPE_CHECKING:
     from meshtrain.packing.tree import Packed
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 NEVER_THE_SCRIPTS = frozenset(
     {"--on", "--peers", "--sync", "--codec", "--topology", "--detach", "--dry-run", "--no-plan", "--max-restarts"}
 )
+ONE_RANK = "it has one rank on each laptop, and --learners is for scripts that call mt.prepare"
 IN_STEP = "Keeping in step, when --sync alone is not enough"
 
 
@@ -89,6 +91,18 @@ def submit(
         str | None,
         typer.Option("--on", metavar="A,B", help="On exactly these: names or ids.", autocompletion=complete_trainers),
     ] = None,
+    learners: Annotated[
+        int,
+        typer.Option(
+            "--learners",
+            metavar="N",
+            min=1,
+            max=limits.LEARNERS_MAX,
+            help="So many learners on each device, each with batches of its own, a share of the cores and its own GPU "
+            "where there are several: as N times as many devices. For models whose step leaves cores idle, and for "
+            "two GPUs; nothing is chosen then.",
+        ),
+    ] = 1,
     data: Annotated[
         Path | None,
         typer.Option("--data", metavar="DIR", help="Data folder to ship; ./data if there is one."),
@@ -360,7 +374,17 @@ def submit(
     if data is None and (root / DATA_FOLDER).is_dir():
         data = Path(DATA_FOLDER)  # where mt.data_dir() finds it without a job, too
     environment = _environment(env or ())
-    own_ways = (resume, masks, straggler, visibility, own)  # nothing is known of their price
+    reason = refusal_of_learners(
+        settings,
+        masks=masks is not None,
+        by_torchrun=engine is EngineName.TORCHRUN,
+        independent=independent,
+        restarts=restart is not None,
+    )
+    if learners > 1 and reason is not None:
+        raise BadCommandLine(reason)
+    several = None if learners == 1 else learners
+    own_ways = (resume, masks, straggler, visibility, own, several)  # nothing is known of their price
     source_of_no_plan = context.get_parameter_source("no_plan")
     if quality is not None and source_of_no_plan is not None and source_of_no_plan.name == "ENVIRONMENT":
         no_plan = False
@@ -388,6 +412,8 @@ def submit(
             source, shipped_data = pack(root, relative, data, include or (), exclude or (), stages)
         by_daemons = engine is EngineName.MESH and not independent
         if by_daemons and uses_process_groups(source.manifest, source.root, relative, as_module=module):
+            if learners > 1:
+                raise BadCommandLine(f"{script} uses torch.distributed: {ONE_RANK}", "it without --learners")
             of_rounds = typed.pinned.sync or masks or scale_lr or typed.pinned.topology
             if of_rounds or chosen_codec.name not in GROUP_CODECS:
                 raise BadCommandLine(f"{script} uses torch.distributed: {GROUP_SETTINGS}", "it without them")
@@ -450,6 +476,7 @@ def submit(
             restarts_max=restart,
             engine=engine.value,
             as_module=module,
+            learners=learners,
             hubs=chosen.hubs and not typed.on,  # whoever says who trains says which hub, too
             modules=_modules(source, relative, environment, place, as_module=module),
             checkpoint_every=checkpoint_every,
@@ -476,6 +503,7 @@ def submit(
                     count_max,
                     chosen_masks,
                     chosen.pinned.topology,
+                    learners,
                 )
             except NotMeasured as problem:
                 notes.append(f"how much memory it takes is not known: {problem}")

@@ -54,6 +54,7 @@ class MemoryNeeds:
     Args:
         available: bytes by member; None where that is not known.
         members_max: as many may join in all; None: nobody joins.
+        learners: of each member (R6).
     """
 
     measurement: Measurement
@@ -64,6 +65,7 @@ class MemoryNeeds:
     members_max: int | None = None
     masks: MaskSettings | None = None
     topology: str | None = None
+    learners: int = 1
 
     def needed(self, codec: str | None = None, staleness: int | None = None) -> Footprint:
         """What one member needs, with these settings or other ones."""
@@ -83,7 +85,7 @@ class MemoryNeeds:
             transform_bytes=layouts.transform_bytes(sync.staleness),
             mask_bytes=mask_bytes(self.measurement.manifest.tensors, self.masks, self.sync),
             topology=self.topology if str(spec) == self.codec else None,
-        )
+        ).of_learners(self.learners)
 
     @cached_property
     def _plan(self) -> Plan:
@@ -148,7 +150,8 @@ class MemoryNeeds:
         found.reverse()  # what keeps the bound comes first
         lacking = {at for at, _ in self.too_small()}
         others = [member.name for at, member in enumerate(self.members) if at not in lacking]
-        return [*found, *([f"--on {','.join(others)}"] if others else [])]
+        fewer = ["--learners 1"] if self.learners > 1 else []
+        return [*fewer, *found, *([f"--on {','.join(others)}"] if others else [])]
 
 
 def memory_of_members(client: Client, members: Sequence[Member]) -> tuple[int | None, ...]:

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Protocol
 
 from torch.utils.data import DataLoader, Sampler
 
-from meshtrain.errors import NotSupported, UsageError
-from meshtrain.train.data.ordering import LoaderOrder
+from meshtrain.errors import UsageError
+from meshtrain.train.data.ordering import ALONE, LearnerPlace, LoaderOrder
 from meshwire import limits
 from meshwire.messages.learner import SampleSpace
 from meshwire.messages.rounds import SampleBlock
@@ -64,7 +64,9 @@ class Deal(Sampler[list[Any]]):
     """The part of the samples that this learner is dealt, epoch by epoch. To the DataLoader it is a batch sampler.
 
     Args:
+        devices: to which samples are dealt.
         seed: the job's.
+        place: of this learner on its device, with which it shares each batch that is granted (R6).
 
     Raises:
         NotSupported, UsageError: for loaders that cannot be dealt, as `LoaderOrder` says.
@@ -74,8 +76,15 @@ class Deal(Sampler[list[Any]]):
         begun: whether any of this epoch have been.
     """
 
-    def __init__(self, loader: DataLoader[Any], world_size: int, seed: int, sync: SyncSettings) -> None:
-        self._order = LoaderOrder(loader, world_size, seed)
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        devices: int,
+        seed: int,
+        sync: SyncSettings,
+        place: LearnerPlace = ALONE,
+    ) -> None:
+        self._order = LoaderOrder(loader, devices, seed, place)
         self._space = self._order.space()
         self._prefetch = (loader.prefetch_factor or 0) * loader.num_workers
         self._sync = sync
@@ -230,17 +239,12 @@ class Deal(Sampler[list[Any]]):
         return not self._unbound and (self._sync.staleness == 0 or not self._sync.lockstep)
 
     def _indices(self, batch: Batch) -> list[Any]:
-        units = [unit for block in batch for unit in self._order_of(block.epoch)[block.first : block.end]]
-        return [item for unit in units for item in unit] if self._order.whole_batches else units
+        units = [unit for block in batch for unit in self._order.dealt(self._order_of(block.epoch), block)]
+        return self._order.part(units)
 
     def _order_of(self, epoch: int) -> Sequence[Any]:
         if epoch not in self._orders:
             order = self._order.of(epoch)
-            if len(order) != self._space.total:
-                raise NotSupported(
-                    f"the loader's sampler gives {len(order)} in epoch {epoch + 1}, and its length was "
-                    f"{self._space.total} when the job began, by which all peers deal: give every epoch that length"
-                )
             self._orders = {known: self._orders[known] for known in self._orders if known >= self.epoch - 1}
             self._orders[epoch] = order
         return self._orders[epoch]

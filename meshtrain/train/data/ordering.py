@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +11,18 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Rando
 
 from meshtrain.errors import NotSupported, UsageError
 from meshwire.messages.learner import SampleSpace
-from meshwire.samples.epochs import epoch_seed, rounds_per_epoch
+from meshwire.messages.rounds import SampleBlock
+from meshwire.samples.epochs import epoch_seed, part_of_learner, rounds_per_epoch
+
+
+class LearnerPlace(NamedTuple):
+    """Which learner of how many of its device (R6)."""
+
+    number: int = 0
+    learners: int = 1
+
+
+ALONE = LearnerPlace()
 
 
 class Ordering:
@@ -65,15 +76,19 @@ class Ordering:
 class LoaderOrder:
     """What the script's loader reads, epoch by epoch: samples, or the batches of a sampler of its own, whole.
 
+    With several learners on each device (R6) its daemon deals groups of so many, one for each of them, and nothing is
+    left over: the last group of an epoch takes what is no whole one.
+
     Args:
         seed: the job's.
+        place: of this learner on its device.
 
     Raises:
         NotSupported: for a loader without batches, or with a sampler that `Ordering` refuses.
         UsageError: for fewer samples than a round of `members` needs.
     """
 
-    def __init__(self, loader: DataLoader[Any], members: int, seed: int) -> None:
+    def __init__(self, loader: DataLoader[Any], members: int, seed: int, place: LearnerPlace = ALONE) -> None:
         sampler = loader.batch_sampler
         if sampler is None:
             raise NotSupported(
@@ -85,18 +100,20 @@ class LoaderOrder:
         self.whole_batches = plain is None
         self.batch = plain.batch_size if plain is not None else 1
         self.drop_last = plain is not None and plain.drop_last
+        self._length = len(self._ordering)
         self._members = members
+        self._place = place
         self.rounds(self.total)
 
     @property
     def total(self) -> int:
-        """Samples of an epoch, or batches of the script's own sampler."""
-        return len(self._ordering)
+        """Samples of an epoch, or batches of the script's own sampler; of several learners, groups of them."""
+        return self._length // self._place.learners
 
     def describe(self) -> str:
         """The loader in words, for the comparison between peers: the same one must be given on all of them."""
         unit = "batches of its own sampler" if self.whole_batches else f"samples in batches of {self.batch}"
-        return f"{self.total} {unit}{', the last short one dropped' if self.drop_last else ''}"
+        return f"{self._length} {unit}{', the last short one dropped' if self.drop_last else ''}"
 
     def space(self) -> SampleSpace:
         """How many samples an epoch has, and in which batches: what the daemon must know to deal them."""
@@ -109,11 +126,30 @@ class LoaderOrder:
         try:
             return rounds_per_epoch(total, [self.batch] * self._members, drop_last=self.drop_last)
         except ValueError as error:
-            raise UsageError(str(error)) from error
+            groups = f" (in groups of {self._place.learners}, a sample for each learner of a device)"
+            raise UsageError(f"{error}{groups if self._place.learners > 1 else ''}") from error
 
     def of(self, epoch: int) -> Sequence[Any]:
-        """The epoch's indices, or batches of indices."""
-        return self._ordering.of(epoch)
+        """The epoch's indices, or batches of indices. Raises NotSupported where these are not as many as before."""
+        order = self._ordering.of(epoch)
+        if len(order) != self._length:
+            raise NotSupported(
+                f"the loader's sampler gives {len(order)} in epoch {epoch + 1}, and its length was {self._length} when "
+                "the job began, by which all peers deal: give every epoch that length"
+            )
+        return order
+
+    def part(self, units: Sequence[Any]) -> list[Any]:
+        """Of what its device has for a batch, the indices of this learner's samples, in one list."""
+        first, end = part_of_learner(len(units), *self._place)
+        own = units[first:end]
+        return [item for unit in own for item in unit] if self.whole_batches else list(own)
+
+    def dealt(self, order: Sequence[Any], block: SampleBlock) -> Sequence[Any]:
+        """Of an epoch's order, what its device is dealt with this block."""
+        count = self._place.learners
+        whole = block.end >= self.total and not self.drop_last
+        return order[block.first * count : len(order) if whole else block.end * count]
 
 
 @contextmanager

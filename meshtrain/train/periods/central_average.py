@@ -20,8 +20,11 @@ its rates fall a few times in a training; here schedules move with every step, a
 old rate's distance from z is gone within some rounds by itself.
 """
 
+from collections.abc import Sequence
+
 import torch
 
+from meshtrain.train.optim.own_steps import OwnSteps
 from meshtrain.train.periods.local_weights import LocalWeights
 from meshwire.messages.learner import RoundDone
 
@@ -31,13 +34,20 @@ class CentralAverage(LocalWeights):
 
     They begin on the base: at the start, in a new process, after a void round (V1) or a lost step (R5), and after each
     round that this learner is not in, for old weights would pull the base back.
+
+    Args:
+        learners: of each device: all of them are in a round that one of them is in (R6).
     """
+
+    def __init__(self, parameters: Sequence[torch.Tensor], own: OwnSteps, learners: int = 1) -> None:
+        super().__init__(parameters, own)
+        self._learners = learners
 
     @torch.no_grad()
     def take_part(self, members: int) -> None:
-        """w - (w - z) / members, where the round is not in z yet."""
+        """w - (w - z) / m, where the round is not in z yet: m learners of so many members are in it."""
         for local, base in self.pairs():
-            local.lerp_(base, 1.0 / members)
+            local.lerp_(base, 1.0 / (members * self._learners))
 
     def end_period(self) -> None:
         """The parameters hold the base; local weights are kept."""

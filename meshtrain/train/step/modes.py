@@ -59,6 +59,7 @@ class EngineParts:
         coefficient: c, of what the learner's own gradients that no round has covered would change (O2, base and view).
         codec: of the job.
         hash_every: rounds between two hashes of the base; 0: at the end only.
+        learners: of each device (R6).
     """
 
     state: ReplicaState
@@ -73,6 +74,7 @@ class EngineParts:
     coefficient: float
     codec: CodecSpec
     hash_every: int
+    learners: int = 1
 
 
 def build_engine(parts: EngineParts, progress: RoundProgress) -> Engine:
@@ -132,8 +134,8 @@ def _local_weights(parts: EngineParts, outer_step: OptimizerStep) -> PeriodWeigh
     if parts.sync.fragments:
         drawn = parts.means if parts.sync.random else None
         return FragmentWeights(parameters, parts.means.positions_of_rounds(parts.sync.fragments), drawn)
-    kind = CentralAverage if parts.sync.central else LocalWeights
-    return kind(parameters, OwnSteps(parameters, outer_step, parts.options, parts.coefficient))
+    own = OwnSteps(parameters, outer_step, parts.options, parts.coefficient)
+    return CentralAverage(parameters, own, parts.learners) if parts.sync.central else LocalWeights(parameters, own)
 
 
 def _base_step(parts: EngineParts) -> OptimizerStep:

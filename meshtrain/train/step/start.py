@@ -101,6 +101,7 @@ def start_engine(
         coefficient=coefficient,
         codec=codec,
         hash_every=spec.hash_every,
+        learners=spec.learners,
     )
     engine = build_engine(parts, progress)
     with ExitStack() as undo:

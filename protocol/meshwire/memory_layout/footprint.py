@@ -1,6 +1,6 @@
 """How much memory a job takes on each member, from its model and settings alone (M1)."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Annotated
 
 from pydantic import Field
@@ -91,6 +91,11 @@ class Footprint:
     def total_bytes(self) -> int:
         """The sum of all parts."""
         return sum(size for _, size in self.parts())
+
+    def of_learners(self, learners: int) -> "Footprint":
+        """That of several learners of one device (R6): its daemon's part is that of one."""
+        own = {name: size * learners for name, size in self.parts() if name not in ("retained", "residuals")}
+        return replace(self, **own)
 
     def parts(self) -> tuple[tuple[str, int], ...]:
         """(name, bytes) of every part, in the order of the fields."""

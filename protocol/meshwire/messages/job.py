@@ -42,6 +42,9 @@ Engine = Literal["mesh", "torchrun"]
 
 Port = Annotated[int, Field(ge=1, lt=2**16)]
 
+Learners = Annotated[int, Field(ge=1, le=limits.LEARNERS_MAX)]
+"""Of each device (R6)."""
+
 RestartsMax = Annotated[int, Field(ge=1, le=limits.WORLD_RESTARTS_MAX)]
 
 
@@ -116,6 +119,7 @@ class JobSpec(Wire):
     # survived but by mt.prepare
     engine: Engine = "mesh"
     as_module: bool = False  # `script` is run as by python -m, by the dotted name that its path is
+    learners: Learners = 1
 
 
 class Member(Wire):

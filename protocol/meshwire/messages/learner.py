@@ -33,12 +33,14 @@ class LearnerWelcome(Wire):
     members: tuple[Member, ...]
     data_dir: AnyPath | None
     output_dir: AnyPath
+    learner: Annotated[int, Field(ge=0, lt=limits.LEARNERS_MAX)] = 0  # which of `spec.learners` of this device (R6)
 
 
 class SampleSpace(Wire):
     """One epoch of a prepared loader; equal on all members."""
 
-    total: Annotated[int, Field(ge=1)]  # samples, or batches if these are dealt whole
+    # samples, or batches if these are dealt whole; of several learners of a device (R6) groups of so many
+    total: Annotated[int, Field(ge=1)]
     batch: BatchSize  # of them
     whole_batches: bool
     drop_last: bool

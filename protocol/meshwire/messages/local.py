@@ -20,6 +20,7 @@ from meshwire.messages.job import (
     Engine,
     GivenUpTag,
     JobSummary,
+    Learners,
     Member,
     ModuleNames,
     PackagesWanted,
@@ -327,6 +328,7 @@ class Submit(Wire):
     restarts_max: RestartsMax | None = None  # as of `JobSpec`
     engine: Engine = "mesh"  # as of `JobSpec`
     as_module: bool = False  # as of `JobSpec`
+    learners: Learners = 1  # as of `JobSpec`
     hubs: bool = True  # take linked hubs in, where the job can use them; those that `on` names are anyhow
 
 

@@ -61,6 +61,12 @@ def cuts(count: int, batch_sizes: Sequence[int]) -> list[int]:
     return bounds
 
 
+def part_of_learner(count: int, learner: int, learners: int) -> tuple[int, int]:
+    """The positions [first, end) of a device's `count` samples that one of its learners takes (R6): as many as each
+    other of them, or one more. At least one if count >= learners."""
+    return count * learner // learners, count * (learner + 1) // learners
+
+
 def part_of_epoch(total: int, batch: int, members: int, rank: int, *, drop_last: bool = False) -> list[tuple[int, int]]:
     """The positions [first, end) that a rank takes in each round of an epoch, where all ranks are in all rounds with
     batches of one size (X4): what a ledger grants it then, known beforehand.

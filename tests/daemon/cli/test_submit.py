@@ -361,6 +361,13 @@ def memory_of(*available: int | None, sync: str = "ssp:8", codec: str = "fp32") 
     return MemoryNeeds(Measurement(manifest=manifest, size=size), codec, sync_settings(sync), members, tuple(available))
 
 
+def test_where_several_learners_do_not_fit_one_is_proposed() -> None:
+    two = replace(memory_of(sys.maxsize, sync="bsp"), learners=2)
+    assert two.needed() == memory_of(sys.maxsize, sync="bsp").needed().of_learners(2)
+    few = replace(two, available=(two.needed().total_bytes - 1,))
+    assert few.remedies()[0] == "--learners 1"
+
+
 def test_what_keeps_the_largest_bound_is_proposed_first() -> None:
     """fp16 if that allows more than the chosen codec; the largest bound with that one; without the small device."""
     needed = memory_of(sys.maxsize, sys.maxsize)
@@ -583,6 +590,47 @@ async def test_restarts_are_for_scripts_that_train_together_without_prepare(tmp_
         body = submission(tmp_path, text, dry_run=True, restarts_max=3, **options)
         with pytest.raises(RequestFailed, match=why):
             await Submission(node, board, body, lambda _: None).run("test")
+
+
+@pytest.mark.usefixtures("project")
+def test_several_learners_are_for_jobs_whose_rounds_are_waited_for(endpoint: Endpoint) -> None:
+    """R6: what cannot have them is refused before anything is sent, with what can. Nothing is chosen then."""
+    assert sent(endpoint).learners == 1
+    typed = sent(endpoint, "--learners", "2", "--sync", "local:8", "--codec", "int8")
+    assert (typed.learners, typed.sync, typed.prediction) == (2, "local:8", None)
+    before = len(endpoint.of_type(Submit))
+    for options, why in (
+        (["--sync", "ssp:2"], "--learners with --sync ssp:2: the learners of a device add up"),
+        (["--sync", "local:8,stream=4"], "use bsp, local:H, diloco:H, muloco:H, sparseloco:H, sma:H or demo, without"),
+        (["--masks", "0.8"], "--learners does not go with --masks"),
+        (["--independent"], "omit it, or --independent"),
+        (["--restart", "2"], "omit it, or --restart"),
+        (["--engine", "torchrun"], "omit it, or --engine torchrun"),
+    ):
+        shown = run("submit", "--learners", "2", *options, "-d", "train.py")
+        assert shown.exit_code == 2
+        assert why in " ".join(shown.stderr.split())
+    assert run("submit", "--learners", "17", "train.py").exit_code == 2
+    assert len(endpoint.of_type(Submit)) == before
+
+
+def test_several_learners_and_process_groups_are_refused(endpoint: Endpoint, project: Path) -> None:
+    (project / "train.py").write_text("import torch.distributed as dist\ndist.init_process_group()\n")
+    shown = run("submit", "--learners", "2", "-d", "train.py")
+    assert shown.exit_code == 2
+    assert "it has one rank on each laptop, and --learners is for scripts that call mt.prepare" in shown.stderr
+    assert not endpoint.of_type(Submit)
+
+
+@pytest.mark.asyncio
+async def test_a_daemon_refuses_several_learners_of_jobs_that_cannot_have_them(tmp_path: Path) -> None:
+    """Whoever asks it, and in a dry run too."""
+    member = Member(device="a" * 64, incarnation=1, name="anna")
+    node: Any = SimpleNamespace(device=member.device, member=member, software=SOFTWARE, links={})
+    body = submission(tmp_path, "import torch", dry_run=True, learners=2, sync="ssp:1")
+    board: Any = None
+    with pytest.raises(RequestFailed, match="--learners with --sync ssp:1"):
+        await Submission(node, board, body, lambda _: None).run("test")
 
 
 def test_a_notebook_is_refused_with_the_way_to_a_script(endpoint: Endpoint, project: Path) -> None:

@@ -517,7 +517,7 @@ async def test_the_record_of_an_earlier_process_is_not_that_of_the_next(tmp_path
         memory = cast(Any, SimpleNamespace(file=file, kept=SimpleNamespace(file=None)))
         for what, kind in (("fail", "ValueError"), ("pass", None)):
             fields = {"script": "train.py", "args": (what,), "independent": False, "engine": "mesh", "as_module": False}
-            spec = cast(Any, SimpleNamespace(**fields))
+            spec = cast(Any, SimpleNamespace(**fields, learners=1))
             process = LearnerProcess(folder, spec, tmp_path / "rank0.log", memory, Path(sys.executable))
             await process.start({}, 5)
             assert await process.wait() == (kind is not None)

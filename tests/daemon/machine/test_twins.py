@@ -288,7 +288,7 @@ def learner(folder: Path, code: str, argument: str) -> tuple[LearnerProcess, Sha
     (job / "logs").mkdir(parents=True)
     (job / "train.py").write_text(code)
     fields = {"script": "train.py", "args": (argument,), "independent": True, "engine": "mesh", "as_module": False}
-    spec = cast(Any, SimpleNamespace(**fields))
+    spec = cast(Any, SimpleNamespace(**fields, learners=1))
     memory, log = SharedMemory(), job / "logs" / "0.log"
     log.touch()
     return LearnerProcess(job, spec, log, memory, Path(sys.executable)), memory, log

@@ -468,7 +468,7 @@ def life(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LearnerSupervisor:
     monkeypatch.setattr(learnerlife, "learner_environment", lambda *_args, **_options: {})
     monkeypatch.setattr(SlowProcess, "alive", set())
     monkeypatch.setattr(SlowProcess, "started", 0)
-    spec = SimpleNamespace(job=JOB, script="train.py", args=(), requirements=(), engine="mesh")
+    spec = SimpleNamespace(job=JOB, script="train.py", args=(), requirements=(), engine="mesh", learners=1)
     job = SimpleNamespace(folder=tmp_path, rank=0, spec=spec, members=(1, 2))
     node = SimpleNamespace(
         entrance=SimpleNamespace(address="", learners=LearnerTokens()),

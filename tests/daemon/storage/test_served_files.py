@@ -41,7 +41,10 @@ from tests.daemon.waiting import until
 
 JOB = "1kx3m9q2v7bd"
 SECRET = b"-----BEGIN PRIVATE KEY-----"
-SPEC = cast(Any, SimpleNamespace(script="train.py", args=(), independent=False, engine="mesh", as_module=False))
+SPEC = cast(
+    Any,
+    SimpleNamespace(script="train.py", args=(), independent=False, engine="mesh", as_module=False, learners=1),
+)
 PROMPT_S = 5.0  # what a hanging read would exceed
 
 

@@ -57,6 +57,19 @@ def test_the_example_of_the_rule() -> None:
     assert (plain.total_bytes - plain.retained) / 1e9 == pytest.approx(3.5, abs=0.05)
 
 
+def test_learners_of_one_device_share_what_their_daemon_keeps() -> None:
+    """M1, R6: each has its model and its slots."""
+    one = footprint(SGD, VALUES, 4 * VALUES, 0.0, bound(0), parse_codec("topk"))
+    three = one.of_learners(3)
+    assert (three.learner_bytes, three.raw_slots, three.result_slot) == (
+        3 * one.learner_bytes,
+        3 * one.raw_slots,
+        3 * one.result_slot,
+    )
+    assert one.residuals > 0
+    assert (three.retained, three.residuals) == (one.retained, one.residuals)
+
+
 def test_every_part_has_its_size() -> None:
     """O2, M1: the base beside the view, s+1 own gradients, a twin, two raw slots, the base of the buffers."""
     momentum = SGD.model_copy(update={"optimizer_state": 4 * VALUES})

@@ -2,12 +2,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwire.samples.epochs import epoch_seed, members_most, rounds_per_epoch
+from meshwire.samples.epochs import epoch_seed, members_most, part_of_learner, rounds_per_epoch
 from tests.plannedeal import deal
 
 BATCHES = st.lists(st.integers(1, 40), min_size=1, max_size=9) | st.builds(
     lambda members, size: [size] * members, st.integers(1, 9), st.integers(1, 40)
 )
+
+
+@given(st.integers(1, 16), st.integers(0, 200))
+def test_learners_of_a_device_share_all_that_it_is_dealt(learners: int, more: int) -> None:
+    """R6: one after the other, each at least one, and none more than one more than another."""
+    count = learners + more
+    parts = [part_of_learner(count, learner, learners) for learner in range(learners)]
+    assert [first for first, _ in parts] == [0, *(end for _, end in parts[:-1])]
+    assert parts[-1][1] == count
+    sizes = {end - first for first, end in parts}
+    assert min(sizes) >= 1
+    assert max(sizes) - min(sizes) <= 1
 
 
 @settings(max_examples=100)
