@@ -2,7 +2,7 @@
 
 from meshwire.sync_modes.mode import SyncSettings
 
-LEGAL = "bsp, local:H, diloco:H, muloco:H, sparseloco:H, sma:H or demo, without ,ssp:S and ,stream=P behind them"
+LEGAL = "bsp, local:H, diloco:H, muloco:H, sparseloco:H, sma:H or demo, without ,ssp:S, ,stream=P and ,accumulate=A behind them"
 
 
 def refusal_of_learners(
@@ -23,7 +23,7 @@ def refusal_of_learners(
             return f"--learners is for scripts whose gradients the daemons add up, by mt.prepare: omit it, or {option}"
     if masks:
         return "--learners does not go with --masks, which move weights by the gradients of one learner: omit one"
-    if sync.staleness or sync.fragments:
+    if sync.staleness or sync.fragments or sync.accumulate > 1:
         return (
             f"--learners with --sync {sync.text()}: the learners of a device add up what they have for the same round, "
             f"and wait for it: use {LEGAL}"
