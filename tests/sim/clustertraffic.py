@@ -1,4 +1,4 @@
-"""What the daemons of a cluster say to each other, counted by kind: messages, and the bytes of the frames that they are.
+"""What the daemons of a cluster say to each other, counted by kind: messages, and the bytes of their frames.
 
 A chunk counts with its header alone: how many there are, and what is in them, follows from model, codec and topology.
 Heartbeats and the hashes of bases do not pass the cluster's network; `tests.bench.scale` counts them from what ships.

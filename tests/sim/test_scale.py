@@ -12,7 +12,7 @@ from tests.tiers import mostly_slow
 
 PEERS = mostly_slow([20, limits.MEMBERS_MAX])
 SAYS_MAX = 5  # of one peer to each other one in a round of half a second: bind, seal, a call or null, a report
-CHANGE_SAYS_MAX = 2  # on average of one to each other one in a change of generation: entered, and what a proposal brings
+CHANGE_SAYS_MAX = 2  # on average, in a change of generation: entered, and what a proposal brings
 STEP_S = 0.5
 
 
@@ -37,7 +37,9 @@ def run_a_round(cluster: Cluster, within_s: float) -> None:
 
 def goes_on(daemon: Daemon, members: int) -> bool:
     generation = daemon.machine.generation
-    return daemon.machine.phase is MembershipPhase.RUNNING and generation is not None and len(generation.ranks) == members
+    return (
+        daemon.machine.phase is MembershipPhase.RUNNING and generation is not None and len(generation.ranks) == members
+    )
 
 
 @pytest.mark.parametrize("peers", PEERS)
