@@ -15,7 +15,7 @@ class NoticeFrames:
     """Makes frames of notices, and remembers the newest one's.
 
     Whoever tells all members something sends one message on one link after the other: its bytes are the same on each
-    of them (W1), and with 64 members making them 63 times would cost more than all that is decided in a round.
+    of them (W1).
     """
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from meshtraind.transport import notice_frames as notice_frames_module
 from meshtraind.transport.connection import Connection
 from meshtraind.transport.notice_frames import REMEMBERED_BYTES_MAX, NoticeFrames
 from meshwire.frames.header import HEADER_BYTES, Header, decode_header
-from meshwire.messages.envelope import Envelope, decode
+from meshwire.messages.envelope import Envelope, decode, encode
 from meshwire.messages.link import Heartbeat
 from meshwire.messages.rounds import Bind, Null
 from tests.daemon.connectionpair import Recorder
@@ -45,7 +45,6 @@ def links(count: int) -> tuple[list[Connection], list[Written]]:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The messages that are encoded from now on."""
     encoded: list[str] = []
-    encode = notice_frames_module.encode
 
     def encoding(envelope: Envelope) -> bytes:
         encoded.append(type(envelope.body).__name__)
