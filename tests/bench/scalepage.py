@@ -107,8 +107,12 @@ class Found:
         self._journal = journal
 
     def by_peers(self, case: str, figure: str) -> dict[int, float]:
-        """The median of a figure; 0 where a case has none of it."""
-        return {peers: median(self._journal.figures(f"{case}{peers} peers", figure) or [0.0]) for peers in PEERS}
+        """The median of a figure, of each case that is measured; 0 where a case has none of it."""
+        return {
+            peers: median(self._journal.figures(f"{case}{peers} peers", figure) or [0.0])
+            for peers in PEERS
+            if self._journal.repeats(f"{case}{peers} peers")
+        }
 
     def kinds(self, case: str, head: str) -> list[str]:
         """Of messages that any size of a case has sent."""
@@ -189,7 +193,7 @@ def _rounds(found: Found) -> Iterator[str]:
                 [
                     f"`{sync}`",
                     "chunk (headers; each with each)" if kind == CHUNK else f"{kind}{' a second' * (kind == REPORT)}",
-                    *(f"{count:.1f}" for count in counts.values()),
+                    *_shown(counts, 1),
                     named(growth(counts)),
                     f"{sizes[max(sizes)]:.0f}" if sizes else "",
                     named(growth(sizes)),
@@ -208,12 +212,12 @@ TOTALS = (
 
 def _totals(found: Found) -> Iterator[str]:
     yield from (
-        "## Each peer's time and memory",
+        "## Each peer's time",
         "",
         "*deciding* is the round machine with schedule and samples, *messages* msgpack and its "
-        "checks, beside which a real "
-        "daemon pays for TLS and sockets: about 40 us for a frame at each end. What the "
-        "simulator computes is mostly its own.",
+        "checks, beside which a real daemon pays for TLS and sockets: about 40 us for a frame at each end. What "
+        "the simulator computes is mostly its own. Garbage collection is left out, for here all peers share one "
+        "heap. Memory is not measured.",
         "",
         _row(["", "a peer's", *(f"m={m}" for m in PEERS), "grows as"]),
         _row(["---"] * (len(PEERS) + 3)),
@@ -221,8 +225,7 @@ def _totals(found: Found) -> Iterator[str]:
     for sync in SYNCS:
         for figure, label, digits in TOTALS:
             values = found.by_peers(f"{sync}, ", figure)
-            shown = (f"{value:.{digits}f}" for value in values.values())
-            yield _row([f"`{sync}`", label, *shown, named(growth(values))])
+            yield _row([f"`{sync}`", label, *_shown(values, digits), named(growth(values))])
     yield ""
 
 
@@ -234,7 +237,7 @@ def _losses(found: Found) -> Iterator[str]:
         "simulator's state is a word "
         "long: what a joiner's model costs is its size, once, from one donor (J1).",
         "",
-        _row(["", *(f"m={m}" for m in PEERS), "grows as", f"KB with m={PEERS[-1]}", "which grow as"]),
+        _row(["", *(f"m={m}" for m in PEERS), "grows as", "KB with most peers", "which grow as"]),
         _row(["---"] * (len(PEERS) + 4)),
     )
     for figure, label in (
@@ -244,7 +247,7 @@ def _losses(found: Found) -> Iterator[str]:
         ("return_generations", "changes of generation meanwhile"),
     ):
         values = found.by_peers("kill, ", figure)
-        yield _row([label, *(f"{value:.2f}" for value in values.values()), named(growth(values)), "", ""])
+        yield _row([label, *_shown(values, 2), named(growth(values)), "", ""])
     for what in ("loss", "return"):
         for kind in found.kinds("kill, ", f"{what} messages "):
             counts = found.by_peers("kill, ", f"{what} messages {kind}")
@@ -252,9 +255,9 @@ def _losses(found: Found) -> Iterator[str]:
             yield _row(
                 [
                     f"{what}: {kind}",
-                    *(f"{count:.0f}" for count in counts.values()),
+                    *_shown(counts, 0),
                     named(growth(counts)),
-                    f"{sizes[PEERS[-1]] / 1000:.1f}",
+                    f"{sizes[max(sizes)] / 1000:.1f}",
                     named(growth(sizes)),
                 ]
             )
@@ -329,7 +332,8 @@ BREAKS = (
     "- **Links.** Each with each, over TLS: m-1 descriptors a daemon, of 256 on macOS; 64 dials "
     "at once; 256 pinned devices "
     "(`limits.PEERS_MAX`), 128 of them by introductions. Each says two heartbeats in 1.25 s.",
-    "- **Nothing by mDNS:** each device is announced once to all, and 256 are remembered (`limits.DEVICES_SEEN_MAX`).",
+    "- **mDNS** announces each device to all, at the air's slowest rate, and 256 strangers are remembered "
+    "(`limits.DEVICES_SEEN_MAX`).",
     "- **Hashes** of bases are m-1 messages of each peer every `--hash-every` rounds; none "
     "unless asked for. Barriers as many.",
     "",
@@ -347,6 +351,12 @@ CHANGES = (
     "the own group and a few others.",
     "",
 )
+
+
+def _shown(values: Mapping[int, float], digits: int) -> Iterator[str]:
+    """By peers; a dash where nothing is measured."""
+    for peers in PEERS:
+        yield f"{values[peers]:.{digits}f}" if peers in values else "-"
 
 
 def _row(cells: Sequence[str]) -> str:
