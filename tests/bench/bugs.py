@@ -26,6 +26,31 @@ class Bug:
 
 
 BUGS: tuple[Bug, ...] = (
+    # What goes to all members.
+    Bug(
+        "notice-is-sent-with-the-numbers-of-before",
+        "meshtraind.transport.notice_frames",
+        "NoticeFrames.of",
+        "newest[0] is body and newest[1] == numbers",
+        "newest[0] is body",
+        f"{DAEMON}/transport/test_notice_frames.py",
+    ),
+    Bug(
+        "notice-is-encoded-for-each-link",
+        "meshtraind.transport.notice_frames",
+        "NoticeFrames.of",
+        "newest[0] is body",
+        "newest is None",
+        f"{DAEMON}/transport/test_notice_frames.py",
+    ),
+    Bug(
+        "each-link-is-told-of-each-link",
+        "meshtraind.peers.links",
+        "Links._link",
+        "self._gossip(link)",
+        "[self._gossip(other) for other in self._linked.values()]",
+        f"{DAEMON}/peers/test_links.py -k comes_up",
+    ),
     # Periods with a bound.
     Bug(
         "called-period-is-passed-over",

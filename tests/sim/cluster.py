@@ -33,7 +33,8 @@ from tests.sim.clusterwitness import Left
 JOB = "j" + "0" * 11
 FOUND_S_MAX = 60.0  # until all founders are in round 1
 FOUND_STEP_S = 0.001
-EVENTS_MAX = 400_000  # of one run: more is a livelock
+EVENTS_MAX = 400_000  # of one run of at most EVENTS_LINKS links, and with more links as many more: else a livelock
+EVENTS_LINKS = 28
 RTT_S = 0.02
 ROUNDS_AFTER = 5
 LATE_S = 2.0  # until a daemon is looked at again, and what it says is heard
@@ -105,6 +106,7 @@ class Cluster:
         self.timeouts = Timeouts(setting.patience_s, setting.rtt_s, setting.partition_wait_s)
         self.space = SampleSpace(total=setting.total, batch=setting.batch, whole_batches=False, drop_last=False)
         self.clock = Clock()
+        self._events_max = EVENTS_MAX * max(1, math.comb(self.devices, 2) // EVENTS_LINKS)
         self.network = Network(self.clock, self.random, setting.patience_s, setting.delays_s)
         self.histories = Histories(self.sync.staleness, self.space)
         self.failed: str | None = None
@@ -153,7 +155,7 @@ class Cluster:
                     founder.found()
         while self.setting.begun and any(daemon.founding for daemon in self.daemons[:founders]):
             assert self.now_s < FOUND_S_MAX, "G9: the first round begins when all are ready"
-            self.clock.run_until(self.now_s + FOUND_STEP_S, EVENTS_MAX)
+            self.clock.run_until(self.now_s + FOUND_STEP_S, self._events_max)
 
     @property
     def generations(self) -> int:
@@ -163,7 +165,7 @@ class Cluster:
     def run_until(self, end_s: float) -> None:
         """Asserts the invariants at every event. Ends early when the job does."""
         while self.now_s < end_s and self.failed is None:
-            self.clock.run_until(min(end_s, self.now_s + CALM_S), EVENTS_MAX)
+            self.clock.run_until(min(end_s, self.now_s + CALM_S), self._events_max)
 
     def end(self) -> None:
         """Nothing happens any more; it can still be looked at."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from enum import Enum
 from functools import partial
 from random import Random
+from typing import Protocol
 
 Event = Callable[[], None]
 
@@ -137,11 +138,21 @@ class Link:
         return self.ends[end is self.ends[0]]
 
 
+class SentWatcher(Protocol):
+    """Whoever looks at what is sent."""
+
+    def sent(self, sender: Node, body: object) -> None:
+        """One message leaves on one link."""
+
+
 class Network:
     """Among nodes that all know each other.
 
     Args:
         delays_s: of one message; one of these is drawn.
+
+    Attributes:
+        watcher: sees what is sent; None: nobody looks.
     """
 
     def __init__(self, clock: Clock, random: Random, patience_s: float, delays_s: tuple[float, ...]) -> None:
@@ -152,6 +163,7 @@ class Network:
         self._nodes: dict[int, Node] = {}
         self._links: list[Link] = []
         self._dark: Counter[tuple[int, int]] = Counter()  # by sender and receiver
+        self.watcher: SentWatcher | None = None
 
     # Nodes.
 
@@ -232,6 +244,8 @@ class Network:
 
     def send(self, link: Link, sender: Node, body: object) -> None:
         if sender not in link.closed:
+            if self.watcher is not None:
+                self.watcher.sent(sender, body)
             self._send(link, link.other(sender), body)
 
     def _send(self, link: Link, receiver: Node, body: object) -> None:

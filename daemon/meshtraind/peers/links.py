@@ -432,8 +432,8 @@ class Links:
         log.info("linked with %s at %s (%s)", connection.name, address, connection.congestion or "this host")
         self._tasks.spawn(self._keep_alive(link), f"heartbeat {hello.name}")
         self._give_up_dials(device, dialled)
-        for other in self._linked.values():
-            self._gossip(other)
+        self._gossip(link)
+        self._book_changed.set()  # the others hear of it with whatever else is new: links come in bursts
         self.user.link_made(link)
 
     def _let_leave(self, device: str, connection: Connection) -> None:
@@ -463,8 +463,8 @@ class Links:
             link.connection.notify(Addresses(peers=known))
 
     async def _gossip_changes(self) -> None:
-        """Passes on where a device has moved to. mDNS announces that where its network carries it; others hear of it
-        here, though no link is made."""
+        """Passes on where devices are that were linked, or have moved, lately: mDNS announces that where its network
+        carries it. Who has come is told at once where all others are, and dials them itself."""
         while True:
             await self._book_changed.wait()
             self._book_changed.clear()

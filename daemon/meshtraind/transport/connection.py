@@ -16,6 +16,7 @@ from meshtraind.runtime.tasks import TaskSet
 from meshtraind.transport.compression import LinkRate, Lossless, unpack_into
 from meshtraind.transport.congestion import prefer_bbr
 from meshtraind.transport.low_extra_delay import LinkPacer
+from meshtraind.transport.notice_frames import NoticeFrames
 from meshtraind.transport.requests import ConnectionEnded, RequestFailed, Requests
 from meshtraind.transport.send_cap import SendCap
 from meshtraind.transport.traffic import Traffic
@@ -44,6 +45,7 @@ log = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 2.0  # for what is still queued, and for TLS's goodbye, when a connection is closed
 LARGE_ANSWER_BYTES = 16 * limits.KIB  # a piece of a file, of a state or of a log: it waits where sending is capped
 TRASH_BYTES = 16 * limits.KIB  # where bytes go that arrive after the decision to close
+_NOTICES = NoticeFrames()  # of all connections of this process
 
 Emit = Callable[[Wire], None]  # tells whoever waits for the answer to a request how far it is
 
@@ -131,8 +133,8 @@ class Connection(asyncio.BufferedProtocol):
     # Sending
 
     def notify(self, body: Wire, *, job: int = 0, generation: int = 0, complete: int = 0) -> None:
-        """Sends a message that expects nothing."""
-        self._send(Envelope(Role.NOTICE, 0, body), job, generation, complete)
+        """Sends a message that expects nothing. Sent on many links, one after the other, it is encoded once."""
+        self._write(_NOTICES.of(body, job=job, generation=generation, complete=complete))
 
     async def request(
         self,
@@ -447,8 +449,10 @@ class Connection(asyncio.BufferedProtocol):
             text = f"meshtraind failed on {asked} ({type(error).__name__}); its log has the traceback"
             self._send(Envelope(Role.FAILURE, envelope.id, Failure(error=text)))
 
-    def _send(self, envelope: Envelope, job: int = 0, generation: int = 0, complete: int = 0) -> None:
-        frames = control_frames(encode(envelope), job=job, generation=generation, complete=complete)
+    def _send(self, envelope: Envelope, job: int = 0, generation: int = 0) -> None:
+        self._write(control_frames(encode(envelope), job=job, generation=generation))
+
+    def _write(self, frames: bytes) -> None:
         if self._transport is None or self.closing:
             return
         self._transport.write(frames)

@@ -488,10 +488,11 @@ class Membership:
         state = self._state
         assert state.entered is not None, "no history"
         before = {member.device for member in state.entered.live.values()}
+        proposal = Propose(generation=generation)  # one message for all: it is encoded once
         for member in generation.live.values():
             if member.device not in before:
                 state.send_where(member.device)
-            state.send(member.device, Propose(generation=generation))
+            state.send(member.device, proposal)
         self._proposer.begin(generation, now_s)
         self._promise(generation, now_s)
 

@@ -186,7 +186,7 @@ class RoundDone(Wire):
     overflow: bool  # of a GradScaler was all that made it void
     stop: bool  # V1 with --on-nan stop: the learner raises
     weight: float
-    contributors: int
+    contributors: Annotated[int, Field(ge=0, lt=2**limits.MEMBERS_MAX)]  # bitmap by rank, as in a frame's header
     used: Bytes
     integers: tuple[Int64, ...]
     hyperparameters: Bytes  # O3: packed; empty when nobody sent any

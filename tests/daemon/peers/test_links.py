@@ -716,6 +716,29 @@ async def test_peers_are_told_of_a_new_address_of_another(tmp_path: Path, monkey
         cleo.pins.close()
 
 
+@pytest.mark.asyncio
+async def test_a_mesh_that_comes_up_says_where_its_devices_are_a_few_times_on_each_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not on all links for each that is made: that is m^2 messages of each of m devices, all of which list all."""
+    monkeypatch.setattr(meshtraind.peers.links, "GOSSIP_INTERVAL_S", 60.0)  # whoever has come links itself with all
+    said: list[Wire] = []
+    notify = Connection.notify
+
+    def telling(connection: Connection, body: Wire, **numbers: int) -> None:
+        if isinstance(body, Addresses):
+            said.append(body)
+        notify(connection, body, **numbers)
+
+    monkeypatch.setattr(Connection, "notify", telling)
+    names = [f"device {number}" for number in range(8)]
+    async with devices(tmp_path, *names) as mesh:
+        for one in mesh[1:]:
+            one.dial(mesh[0].address)
+        await until(lambda: all(len(one.links.linked) == len(mesh) - 1 for one in mesh), "links between all")
+        assert len(said) <= 3 * len(mesh) * (len(mesh) - 1)
+
+
 @pytest.mark.parametrize("paired", [True, False], ids=["after TLS", "before TLS"])
 @pytest.mark.asyncio
 async def test_half_open_and_dripping_connections_end_at_the_handshakes_deadline(

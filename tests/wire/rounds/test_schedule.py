@@ -5,10 +5,14 @@ from typing import Any, cast
 
 import pytest
 
+from meshwire import limits
 from meshwire.message_base import Wire
+from meshwire.messages.envelope import Envelope, Role, decode, encode
 from meshwire.messages.learner import BarrierPassed, RoundDone, Start
+from meshwire.messages.rounds import Bind
+from meshwire.rounds.effects import RoundComplete
 from meshwire.rounds.learner_state import Phase
-from meshwire.rounds.schedule import LearnerSchedule
+from meshwire.rounds.schedule import LearnerSchedule, round_done
 
 
 @dataclass
@@ -277,3 +281,17 @@ def test_the_next_process_is_not_promised_what_the_last_one_was(desk: Desk) -> N
     desk.turn.returned(0)
     desk.turn.decoded(1)
     assert desk.told() == [done(1).model_copy(update={"step": 0})]
+
+
+@pytest.mark.parametrize("members", [1, 53, 54, limits.MEMBERS_MAX])
+def test_a_learner_is_told_of_rounds_of_as_many_members_as_a_job_takes(members: int) -> None:
+    """W1: contributors are a bitmap of a bit for each rank, a number above all that count something."""
+    bind = Bind(round=1, step=1, base=0, weight=1.0)
+    binds = dict.fromkeys(range(members), bind)
+    complete = RoundComplete(1, False, "", binds=binds, poisons={}, used=b"", integers=(), squared_norm=0.0)
+    told = round_done(complete, own_step=1, on_nan="stop")
+    heard = decode(encode(Envelope(Role.NOTICE, 0, told)))
+    assert isinstance(heard, Envelope)
+    assert isinstance(heard.body, RoundDone)
+    assert heard.body.contributors == 2**members - 1
+    assert heard.body.weight == members
