@@ -10,7 +10,7 @@ from meshtrain.cli.planning.codec_prices import ProcessorPrices, processor_price
 from meshtrain.cli.planning.linked_mesh import LinkedMesh, NobodyLinked, OneMachine, assumptions, find_mesh
 from meshtrain.cli.planning.mesh_verdict import Planned, play, reason, typed_for
 from meshtrain.cli.planning.script_profiles import Shipped, profile
-from meshtrain.cli.submission.measuring import NotMeasured, TracedScript
+from meshtrain.cli.submission.measuring import NotMeasured
 from meshtrain.cli.ui.errors import CliError
 from meshtrain.cli.ui.progress import Stages
 from meshtrain.cli.ui.terminal import say
@@ -23,6 +23,7 @@ from meshwire.planning.mesh_plan import MeshPlan, Option
 from meshwire.planning.price import Pricing
 from meshwire.planning.quality import Quality
 from meshwire.planning.replan import StepForecast
+from meshwire.planning.step_trace import TracedScript
 from meshwire.sync_modes.codec_for_mode import codec_of
 from meshwire.sync_modes.mode import sync_settings
 

@@ -67,6 +67,9 @@ class StepContribution:
         self._buffer_spans = [index for index, span in enumerate(plan.spans) if specs[span.tensor].kind == "buffer"]
         self._raw = means.slots.raw(1)
         self._taken = BoundSamples(1.0, 1.0, (), 0)
+        self.passes = 0  # backward passes whose gradients are here, or have left
+        self._weight = self._alone = 0.0  # of these: their samples, and those of a learner by itself
+        self._portion = 1.0  # the newest pass's samples
         self.trained = [index for index, span in enumerate(plan.spans) if specs[span.tensor].kind == "parameter"]
         self.step = 1
         self.hyperparameters = b""
@@ -271,7 +274,9 @@ class StepContribution:
         self.sealed = self.poisoned = self._lost = False
         self.done = None
         self.samples = 0
-        self.passes, self._weight, self._alone, self._portion = 0, 0.0, 0.0, 1.0
+        self.passes = 0
+        self._weight = self._alone = 0.0
+        self._portion = 1.0
         self._kept: set[int] = set()  # spans that earlier passes have written
         self.filled: set[int] = set()
         self._broken: set[int] = set()  # of them, those that are not finite

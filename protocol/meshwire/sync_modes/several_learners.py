@@ -2,7 +2,10 @@
 
 from meshwire.sync_modes.mode import SyncSettings
 
-LEGAL = "bsp, local:H, diloco:H, muloco:H, sparseloco:H, sma:H or demo, without ,ssp:S, ,stream=P and ,accumulate=A behind them"
+LEGAL = (
+    "bsp, local:H, diloco:H, muloco:H, sparseloco:H, sma:H or demo, without ,ssp:S, ,stream=P and ,accumulate=A behind "
+    "them"
+)
 
 
 def refusal_of_learners(
