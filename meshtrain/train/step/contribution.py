@@ -69,6 +69,9 @@ class StepContribution:
         self._taken = BoundSamples(1.0, 1.0, (), 0)
         self.trained = [index for index, span in enumerate(plan.spans) if specs[span.tensor].kind == "parameter"]
         self.step = 1
+        self.passes = 0
+        self._weight = self._alone = 0.0  # of its passes together
+        self._portion = 1.0  # the weight of the newest
         self.hyperparameters = b""
         self._plan = plan
         # Else all lies where it always does, also of a part whose round is on its way (R9), and padding stays zero.
@@ -270,7 +273,9 @@ class StepContribution:
         self.sealed = self.poisoned = self._lost = False
         self.done = None
         self.samples = 0
-        self.passes, self._weight, self._alone, self._portion = 0, 0.0, 0.0, 1.0
+        self.passes = 0
+        self._weight = self._alone = 0.0
+        self._portion = 1.0
         self._kept: set[int] = set()  # spans that earlier passes have written
         self.filled: set[int] = set()
         self._broken: set[int] = set()  # of them, those that are not finite

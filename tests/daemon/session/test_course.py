@@ -48,8 +48,8 @@ SPEC = cast(
     SimpleNamespace(
         script="train.py", args=("--lr", "1"), env=(("WANDB_API_KEY", "s3cret"),),
         sync=SimpleNamespace(text=lambda: "bsp"),
-        codec="fp16", topology=None, masks=None, scale_lr=None, engine="mesh", on_nan="stop", seed=7, checkpoint_every="5",
-        resume=None, requirements=(), restarts_max=None, as_module=False,
+        codec="fp16", topology=None, masks=None, scale_lr=None, engine="mesh", on_nan="stop", seed=7,
+        checkpoint_every="5", resume=None, requirements=(), restarts_max=None, as_module=False,
     ),
 )  # fmt: skip
 NODE = cast(

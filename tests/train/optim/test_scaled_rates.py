@@ -26,7 +26,8 @@ Make = Callable[[nn.Module], torch.optim.Optimizer]
 
 
 def two_groups(model: nn.Module) -> torch.optim.Optimizer:
-    groups = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 0.02}]
+    assert isinstance(model, nn.Sequential)
+    groups: list[dict[str, Any]] = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 0.02}]
     return torch.optim.SGD(groups, lr=0.05, momentum=0.9)
 
 
@@ -306,8 +307,8 @@ def test_several_optimizers_each_step_at_the_scaled_rate_in_their_turn() -> None
                 loss_of(models[rank][number % 2], x, y).backward()
                 turns[number % 2].step()
 
-        spec = {} if rule is None else {"scale_lr": parse_rate_rule(rule)}
-        with LocalDaemon(members, **spec) as daemon:
+        scale_lr = None if rule is None else parse_rate_rule(rule)
+        with LocalDaemon(members, scale_lr=scale_lr) as daemon:
             daemon.run(script)
         return list(models)
 
@@ -419,10 +420,10 @@ def test_a_rate_that_is_set_within_the_step_is_an_error_that_says_so() -> None:
     """Whether it is meant with the factor is not known."""
     optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    optimizer.register_step_post_hook(lambda *_: schedule.step())
     with (
         pytest.raises(UsageError, match=r"a hook of optimizer\.step\(\) sets the learning rate"),
         ScaledRates(RateRule(kind="linear")).in_force(optimizer, 2.0),
     ):
         optimizer.step()
-        schedule.step()
     assert optimizer.param_groups[0]["lr"] == 0.1

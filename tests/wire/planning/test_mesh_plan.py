@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -150,7 +151,7 @@ def test_what_is_not_known_is_taken_to_be_as_fast(speed: float | None, device: s
 # --- hubs (H1) ---
 
 
-def with_hub(values: int, seconds: float, to_hub: MeasuredLink, *others: MeasuredLink, **pinned: str) -> MeshPlan:
+def with_hub(values: int, seconds: float, to_hub: MeasuredLink, *others: MeasuredLink, **pinned: Any) -> MeshPlan:
     pricing = Pricing(manifest(values), PRICES)
     return MeshPlan(pricing, step(seconds), others, Pinned(**pinned), hubs=[to_hub])
 
