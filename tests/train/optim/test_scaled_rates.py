@@ -141,6 +141,15 @@ def test_it_is_one_process_with_the_joint_batch_and_the_scaled_rate(
     assert run.rates == pytest.approx([began * 0.9**number for number in range(1, len(run.rates) + 1)]), "unscaled"
 
 
+def test_the_warmup_is_five_epochs_of_the_loader_where_none_is_typed() -> None:
+    """Goyal et al. 2017, section 2.2: 15 rounds of 8 samples where an epoch has 24."""
+    run = Run(momentum)
+    models, drawn = run.job(2, "linear", 24, epochs=6)
+    assert len(drawn[0]) == 18
+    reference = run.alone(drawn, lambda round_, _: 1 + min(1.0, (round_ - 1) / 15))
+    assert distance(models[0], reference) <= 1e-6
+
+
 def test_of_adamw_it_is_the_root() -> None:
     """Krizhevsky 2014, section 5. Four learners: twice the rate."""
     run = Run(adamw)
