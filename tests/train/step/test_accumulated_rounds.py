@@ -85,6 +85,7 @@ def alone(drawn: list[Drawn], make: Any, *, clip: float | None = None, scaled: b
         [
             (2, 4, momentum, {}),
             (3, 4, adamw, {"set_to_none": False}),
+            (2, 8, momentum, {"clip": 0.05}),  # each round ends with its epoch
             (2, 4, momentum, {"clip": 0.05}),
             (2, 2, momentum, {}),
             (1, 4, momentum, {}),
