@@ -25,9 +25,9 @@ from meshwire.model.plan import Bucket
 class StepContribution:
     """The contribution at hand of one learner; after each step it begins anew.
 
-    Its life: `aim_at` a round, with accumulation (O6) `hold` and `keep` in each pass but the last, `begin` (the weight is
-    fixed: R2, bind), `write` or `leave_out` each span, `send_full`
-    between them, `seal`, then with s=0 `wait_round`; `next_step`.
+    Its life: `aim_at` a round, with accumulation (O6) `hold` and `keep` in each pass but the last, `begin` (the weight
+    is fixed: R2, bind), `write` or `leave_out` each span, `send_full` between them, `seal`, then with s=0 `wait_round`;
+    `next_step`.
 
     Args:
         samples: what was handed to the script.
