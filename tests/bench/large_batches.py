@@ -30,6 +30,7 @@ class Study:
         batch: of one laptop.
         steps: that one laptop takes.
         rules: as typed after --scale-lr.
+        rate: the learning rate; None: the task's own.
     """
 
     title: str
@@ -37,12 +38,17 @@ class Study:
     batch: int
     steps: int
     rules: tuple[str, ...]
+    rate: float | None = None
 
 
 STUDIES = (
     Study(
         "The example CNN on digits, SGD at 0.02 with momentum 0.9, five epochs in batches of 32",
         *("cnn", 32, 240, ("linear", "linear,warmup=15", "linear,warmup=0", "sqrt,warmup=0")),
+    ),
+    Study(
+        "The same at a rate of 0.004",
+        *("cnn", 32, 240, ("linear", "linear,warmup=15", "linear,warmup=0", "sqrt,warmup=0"), 0.004),
     ),
     Study(
         "The demo's GPT, smaller, AdamW at 2e-3, in batches of 8",
@@ -62,7 +68,7 @@ def train(study: Study, laptops: int, rule: RateRule | None, seed: int) -> float
     """Trains a model anew, on joint batches of so many laptops. Returns the held-out loss."""
     torch.manual_seed(seed)
     task = TASKS[study.task]()
-    optimizer = task.optimizer(None)
+    optimizer = task.optimizer(study.rate)
     own = optimizer.param_groups[0]["lr"]
     each = pieces(study, task.count, seed)
     for round_ in range(1, study.steps // laptops + 1):

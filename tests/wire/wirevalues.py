@@ -118,7 +118,14 @@ _MODES = (
 )
 SPECIAL[SyncSettings] = st.one_of(
     st.sampled_from([sync_settings(mode) for mode in _MODES]),
-    _with(SyncSettings, fragments=st.just(0), delay=st.just(0), accumulate=st.just(1), random=st.just(False)),
+    _with(
+        SyncSettings,
+        fragments=st.just(0),
+        delay=st.just(0),
+        accumulate=st.just(1),
+        random=st.just(False),
+        central=st.just(False),
+    ),
 )
 
 

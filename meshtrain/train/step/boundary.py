@@ -47,7 +47,7 @@ class StepBoundary:
 
     Attributes:
         decided: rounds that this learner was in or was passed over in, when its step began.
-        local_steps: of the step at hand, where it is a period (R9).
+        local_steps: of the step at hand, where it is a period (R9), or backward passes where these add up (O6).
         bases: contexts of `base` that are open.
     """
 

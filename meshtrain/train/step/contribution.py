@@ -25,8 +25,9 @@ from meshwire.model.plan import Bucket
 class StepContribution:
     """The contribution at hand of one learner; after each step it begins anew.
 
-    Its life: `aim_at` a round, `begin` (the weight is fixed: R2, bind), `write` or `leave_out` each span, `send_full`
-    between them, `seal`, then with s=0 `wait_round`; `next_step`.
+    Its life: `aim_at` a round, with accumulation (O6) `hold` and `keep` in each pass but the last, `begin` (the weight
+    is fixed: R2, bind), `write` or `leave_out` each span, `send_full` between them, `seal`, then with s=0 `wait_round`;
+    `next_step`.
 
     Args:
         samples: what was handed to the script.
@@ -72,6 +73,9 @@ class StepContribution:
         self._portion = 1.0  # the newest pass's samples
         self.trained = [index for index, span in enumerate(plan.spans) if specs[span.tensor].kind == "parameter"]
         self.step = 1
+        self.passes = 0
+        self._weight = self._alone = 0.0  # of its passes together
+        self._portion = 1.0  # the weight of the newest
         self.hyperparameters = b""
         self._plan = plan
         # Else all lies where it always does, also of a part whose round is on its way (R9), and padding stays zero.

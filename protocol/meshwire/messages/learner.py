@@ -192,7 +192,7 @@ class RoundDone(Wire):
     hyperparameters: Bytes  # O3: packed; empty when nobody sent any
     squared_norm: float  # O4: of the means of all parameters
     start: Annotated[int, Field(ge=0)] = 0  # R1: this step begins when the round is applied, without `Start`; 0: none
-    local_steps: LocalSteps = 1  # of a period that begins on this base (R9)
+    local_steps: LocalSteps = 1  # of a period that begins on this base (R9), or passes that add up (O6)
 
 
 @message("start")
@@ -201,7 +201,7 @@ class Start(Wire):
 
     step: int
     decided: Annotated[int, Field(ge=0)]  # rounds that this learner is in or was passed over in
-    local_steps: LocalSteps = 1  # that it has, where it is a period (R9)
+    local_steps: LocalSteps = 1  # that it has, where it is a period (R9), or passes that add up (O6)
 
 
 @message("period.end")

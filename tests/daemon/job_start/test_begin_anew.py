@@ -258,6 +258,7 @@ class Household:
                 connection=Line(own, peer),
                 hello=SimpleNamespace(incarnation=1, name=peer.member.name, software=SOFTWARE),
                 same_machine=True,
+                computes_here=True,
                 device=peer.member.device,
                 rtt_s=0.001,
             )

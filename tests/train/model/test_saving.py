@@ -195,10 +195,10 @@ def test_a_run_goes_on_from_what_was_saved(make: Make, staleness: int, own: str,
 @pytest.mark.parametrize(("make", "rule"), [(sgd, "linear,warmup=8"), (adamw, "sqrt,warmup=3")])
 def test_scaled_rates_go_on_with_the_rounds(make: Make, rule: str, tmp_path: Path) -> None:
     """O12: where a warm-up is, or was, follows from the round, so a state holds nothing of it."""
-    scale: dict[str, Any] = {"scale_lr": parse_rate_rule(rule)}
-    with LocalDaemon(2, **sync_of(0), **scale) as first:
+    scale_lr = parse_rate_rule(rule)
+    with LocalDaemon(2, scale_lr=scale_lr) as first:
         train(first, make, range(1, STEPS + 1), 0, saving(first, tmp_path / "saved"))
-    with LocalDaemon(2, **sync_of(0), **scale) as second:
+    with LocalDaemon(2, scale_lr=scale_lr) as second:
         second.begin_from(tmp_path / "saved", SAVED_AFTER, units_of(first))
         replay(second, first)
         train(second, make, range(SAVED_AFTER + 1, STEPS + 1), 50, decayed=False)

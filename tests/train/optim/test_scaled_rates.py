@@ -25,8 +25,9 @@ BATCH = 4
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 
 
-def two_groups(model: Any) -> torch.optim.Optimizer:
-    groups = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 0.02}]
+def two_groups(model: nn.Module) -> torch.optim.Optimizer:
+    assert isinstance(model, nn.Sequential)
+    groups: list[dict[str, Any]] = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 0.02}]
     return torch.optim.SGD(groups, lr=0.05, momentum=0.9)
 
 
@@ -138,6 +139,15 @@ def test_it_is_one_process_with_the_joint_batch_and_the_scaled_rate(
     assert distance(models[0], run.alone(drawn, lambda *_: 1.0)) > 1e-3, "it makes a difference"
     began = make(net()).param_groups[0]["lr"]
     assert run.rates == pytest.approx([began * 0.9**number for number in range(1, len(run.rates) + 1)]), "unscaled"
+
+
+def test_the_warmup_is_five_epochs_of_the_loader_where_none_is_typed() -> None:
+    """Goyal et al. 2017, section 2.2: 15 rounds of 8 samples where an epoch has 24."""
+    run = Run(momentum)
+    models, drawn = run.job(2, "linear", 24, epochs=6)
+    assert len(drawn[0]) == 18
+    reference = run.alone(drawn, lambda round_, _: 1 + min(1.0, (round_ - 1) / 15))
+    assert distance(models[0], reference) <= 1e-6
 
 
 def test_of_adamw_it_is_the_root() -> None:
@@ -306,8 +316,8 @@ def test_several_optimizers_each_step_at_the_scaled_rate_in_their_turn() -> None
                 loss_of(models[rank][number % 2], x, y).backward()
                 turns[number % 2].step()
 
-        spec: dict[str, Any] = {} if rule is None else {"scale_lr": parse_rate_rule(rule)}
-        with LocalDaemon(members, **spec) as daemon:
+        scale_lr = None if rule is None else parse_rate_rule(rule)
+        with LocalDaemon(members, scale_lr=scale_lr) as daemon:
             daemon.run(script)
         return list(models)
 
@@ -419,12 +429,10 @@ def test_a_rate_that_is_set_within_the_step_is_an_error_that_says_so() -> None:
     """Whether it is meant with the factor is not known."""
     optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-
-    def step() -> None:
-        with ScaledRates(RateRule(kind="linear")).in_force(optimizer, 2.0):
-            optimizer.step()
-            schedule.step()
-
-    with pytest.raises(UsageError, match=r"a hook of optimizer\.step\(\) sets the learning rate"):
-        step()
+    optimizer.register_step_post_hook(lambda *_: schedule.step())
+    with (
+        pytest.raises(UsageError, match=r"a hook of optimizer\.step\(\) sets the learning rate"),
+        ScaledRates(RateRule(kind="linear")).in_force(optimizer, 2.0),
+    ):
+        optimizer.step()
     assert optimizer.param_groups[0]["lr"] == 0.1

@@ -85,6 +85,7 @@ def alone(drawn: list[Drawn], make: Any, *, clip: float | None = None, scaled: b
         [
             (2, 4, momentum, {}),
             (3, 4, adamw, {"set_to_none": False}),
+            (2, 8, momentum, {"clip": 0.05}),  # each round ends with its epoch
             (2, 4, momentum, {"clip": 0.05}),
             (2, 2, momentum, {}),
             (1, 4, momentum, {}),
@@ -293,3 +294,32 @@ def test_several_optimizers_are_refused() -> None:
         pytest.raises((NotSupported, RequestError), match="--sync bsp,accumulate=2 with several optimizers"),
     ):
         daemon.run(script)
+
+
+def test_with_a_scaler_an_overflow_in_any_step_skips_the_round_of_all() -> None:
+    """V1, O6: each pass is divided by its own scale; who has overflown alone has shrunk by one step more."""
+    models = [net() for _ in range(2)]
+
+    def script(session: LearnerSession, rank: int) -> float:
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=1000)
+        optimizer = momentum(models[rank])
+        session.prepare(models[rank], optimizer, scaler)
+        for number in range(6):
+            x, y = batch(10 * rank + number)
+            optimizer.zero_grad()
+            loss = loss_of(models[rank], x * float("inf") if (rank, number) == (1, 2) else x, y)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return scaler.get_scale()
+
+    with LocalDaemon(2, sync="bsp,accumulate=2") as daemon:
+        assert daemon.run(script) == [32.0, 16.0]
+        rounds = [round_.done for _, round_ in sorted(daemon.rounds.rounds.items())]
+        assert [done is not None and done.void for done in rounds] == [False, True, False]
+    reference = net()
+    optimizer = momentum(reference)
+    for numbers in ((0, 1), (4, 5)):
+        step(reference, optimizer, joined([batch(10 * rank + number) for rank in range(2) for number in numbers]))
+    assert_equal(models)
+    assert distance(models[0], reference) <= 1e-6

@@ -392,5 +392,7 @@ def test_the_first_lot() -> None:
     assert first_batches(space(300, 5), 1, LOCKSTEP) == 60
     assert first_batches(space(300, 5), 1, sync_settings("local:500")) == 500
     assert first_batches(space(10**6, 1), 2, sync_settings("local:500")) == 500
+    assert first_batches(space(10**6, 1), 2, sync_settings("bsp,accumulate=200", shares="speed")) == 200
+    assert first_batches(space(10**6, 1), 2, sync_settings("bsp,accumulate=200")) == 200
     assert first_batches(space(10, 5), 1, LOCKSTEP) == FIRST_BATCHES
     assert first_batches(space(4, 5), 3, LOCKSTEP) == FIRST_BATCHES

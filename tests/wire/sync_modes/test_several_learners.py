@@ -20,7 +20,10 @@ def test_any_other_is_refused_with_those(sync: str) -> None:
     why = refusal_of_learners(sync_settings(sync), **PLAIN)
     assert why is not None
     assert f"--sync {sync}: " in why
-    assert "use bsp, local:H, diloco:H, muloco:H, sparseloco:H, sma:H or demo, without ,ssp:S and ,stream=P" in why
+    assert (
+        "use bsp, local:H, diloco:H, muloco:H, sparseloco:H, sma:H or demo, without ,ssp:S, ,stream=P and ,accumulate=A"
+        in why
+    )
 
 
 @pytest.mark.parametrize("asked", sorted(PLAIN))
