@@ -85,6 +85,16 @@ def hand_over(server: str) -> None:
     """Has a fork of the server run what this process was started for, and ends as that does."""
     inherited = [number for number in map(int, os.listdir("/proc/self/fd")) if _is_inherited(number)]
     _alive, tie = socket.socketpair()  # the fork ends with this end of it, which is never closed
+    fork, early = 0, list[int]()
+
+    def pass_on(number: int, _frame: object) -> None:
+        if not fork:
+            early.append(number)
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(fork, number)
+
+    signal.signal(signal.SIGTERM, pass_on)
     asking = socket.socket(socket.AF_UNIX)
     asking.connect(server)
     told = {
@@ -100,12 +110,8 @@ def hand_over(server: str) -> None:
     tie.close()
     answers = asking.makefile()
     fork = int(answers.readline())
-
-    def pass_on(number: int, _frame: object) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(fork, number)
-
-    signal.signal(signal.SIGTERM, pass_on)
+    for number in early:
+        pass_on(number, None)
     code = int(answers.readline())
     if code < 0:
         with contextlib.suppress(OSError):  # nobody catches this one
