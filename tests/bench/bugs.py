@@ -2052,9 +2052,9 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "drawn-parts-of-one-cycle-behind-a-period-that-ends-early",
         "meshtrain.train.periods.fragment_weights",
-        "FragmentWeights.weight",
-        "1 if self._index(round_) == 0 else 2",
-        "1",
+        "FragmentWeights._last_for_all",
+        "return round_ + 2 * parts - 1 - self._index(round_)",
+        "return round_ + parts - 1",
         f"{TRAIN}/step/test_drawn_parts.py -k sparta",
     ),
     Bug(

@@ -7,15 +7,14 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Protocol
 
 from meshtraind.transport.connection import RequestFailed
 from meshwire import limits
 
 MODULE = "meshtraind.measuring.speed"
 SIZE = 256  # of two square matrices that are multiplied: 33 * 10^6 operations, shorter than a turn of another program
-SLICE_S = 0.1  # one of the kernel's turns, where a container may use a part of its cores
-SLICES = 8
+RUN_S = 0.4  # beside warming up: several of the kernel's turns, where a container may use a part of its cores
 KEPT_S = 600.0  # then it may have been plugged in, or grown hot
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # for each product
 
@@ -73,32 +72,31 @@ def main() -> None:
     """Prints the seconds of one product, with all cores at work on products of their own.
 
     Of each the fastest counts, and they are short: other programs, and a core that waits for another one, take turns
-    with some of them only. So it is the machine that is measured, and not how busy it is. Where a container, or another
-    limit of the system's, lets a core be used a part of the time alone, that part is seen in every slice of time: in
-    the best of them as well, in which nothing else wants the core.
+    with some of them only. So it is the machine that is measured, and not how busy it is. Where cores stood idle all
+    the same, a container or another limit of the system's lets this user have a part of them alone, and it is that
+    part's speed.
     """
     import numpy as np
+    import psutil
 
     start = threading.Barrier(os.cpu_count() or 1)
 
-    def usual_s(seed: int) -> float:
+    def fastest_s(seed: int) -> float:
         first = np.random.default_rng(seed).random((SIZE, SIZE), np.float32)
         second = first @ first
         start.wait(limits.SPEED_S_MAX)
-        slices = [measured_slice(first, second) for _ in range(SLICES)]
-        return min(fastest_s for fastest_s, _ in slices) / max(part for _, part in slices)
-
-    def measured_slice(first: Any, second: Any) -> tuple[float, float]:
-        """The fastest product in it, and the part of the time in which this thread was at work."""
-        fastest_s, began_s, began_cpu_s = float("inf"), time.perf_counter(), time.thread_time()
-        while (now_s := time.perf_counter()) < began_s + SLICE_S:
+        found_s, until_s = float("inf"), time.perf_counter() + RUN_S
+        while (began_s := time.perf_counter()) < until_s:
             np.matmul(first, first, out=second)
-            fastest_s = min(fastest_s, time.perf_counter() - now_s)
-        return fastest_s, min(1.0, (time.thread_time() - began_cpu_s) / (now_s - began_s))
+            found_s = min(found_s, time.perf_counter() - began_s)
+        return found_s
 
     with ThreadPoolExecutor(start.parties) as threads:
-        found = list(threads.map(usual_s, range(start.parties)))
-    sys.stdout.write(f"{1 / sum(1 / each_s for each_s in found)!r}\n")
+        idle_s, used_s = psutil.cpu_times().idle, time.process_time()
+        found = list(threads.map(fastest_s, range(start.parties)))
+        idle_s, used_s = psutil.cpu_times().idle - idle_s, time.process_time() - used_s
+    allowed = used_s / (used_s + max(0.0, idle_s))
+    sys.stdout.write(f"{1 / sum(1 / each_s for each_s in found) / allowed!r}\n")
 
 
 if __name__ == "__main__":
