@@ -24,15 +24,19 @@ from meshwire.message_base import Wire
 from meshwire.messages.job import BarrierReached, BlobRef, JobSpec, Member
 from meshwire.messages.learner import (
     BarrierPassed,
+    EpochOver,
     LearnerApplied,
     LearnerBack,
     LearnerBarrier,
     LearnerBucket,
     LearnerIdle,
+    LearnerReady,
     LearnerSealed,
+    LearnerState,
     LearnerStepped,
     RoundDone,
     Start,
+    StateTask,
     Waiting,
 )
 from meshwire.messages.rounds import Bind, Call, Null, Seal
@@ -351,3 +355,30 @@ async def test_what_is_kept_for_a_learner_in_its_last_barrier_is_bounded(visibil
             desk.rounds.message(1, Seal(round=round_, used=b"\x01", integers=()))
         assert machine.decided == 2, "nobody waits for it"
         assert machine._learner.gone == (visibility == "fixed")
+
+
+@pytest.mark.asyncio
+async def test_until_a_learner_is_ready_it_hears_which_epochs_its_script_runs_through_before() -> None:
+    """X4: with its state, and again as others go on. Once it is ready its deal tells it."""
+    told: list[Wire] = []
+    figures = SimpleNamespace(values=(), stage=None, rounds_planned=0)
+    learner = LearnerHandler(*cast(Any, (None, None, figures, None, None)))
+    rounds = SimpleNamespace(epochs_over=0, learner=SimpleNamespace(waiting=lambda: "samples"))
+    task = StateTask(units=(), folder="state", round=7)
+
+    async def state(*_: object) -> StateTask:
+        return task
+
+    learner.rounds = cast(Any, rounds)
+    learner.requests = cast(Any, SimpleNamespace(state=state, ready=lambda: None))
+    learner._connection = cast(Any, SimpleNamespace(writable=True, notify=told.append))
+    for over in (0, 3):
+        rounds.epochs_over = over
+        assert await learner.request(LearnerState(units=()), lambda _event: None) == task
+    assert told == [EpochOver(epoch=2, unused=0)]
+    rounds.epochs_over = 5
+    learner.sign_of_life()
+    assert told[1:] == [EpochOver(epoch=4, unused=0), Waiting(reason="samples")]
+    await learner.request(LearnerReady(), lambda _event: None)
+    learner.sign_of_life()
+    assert told[3:] == [Waiting(reason="samples")]
