@@ -317,7 +317,7 @@ class LearnerHandler:
         """
         if self._connection is None or not self._connection.writable:
             return
-        if not self._ready and self._metrics.stage == "loading" and not self._answering:
+        if self._metrics.stage == "loading" and not self._answering:
             self._tell_over()  # others have gone on
         waiting = self.rounds.learner.waiting() if self.rounds is not None else None
         if waiting is None:

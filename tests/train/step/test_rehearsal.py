@@ -158,7 +158,7 @@ def takes_one_batch(_: LearnerSession, model: Net, loader: Any, optimizer: Any, 
 
 def steps_twice_on_each(_: LearnerSession, model: Net, loader: Any, optimizer: Any, scaler: Any) -> None:
     for each in loader:
-        for _ in range(2):
+        for _again in range(2):
             optimizer.zero_grad()
             scaler.scale(loss_of(model, each)).backward()
             scaler.step(optimizer)
@@ -203,26 +203,6 @@ def test_a_script_that_steps_outside_its_loop_takes_part_with_the_second_step(
     with LocalDaemon(2, **MODES[mode]) as daemon:
         daemon.run(script)
     assert ready == [False, False, True]
-
-
-def test_who_fails_before_taking_part_tells_of_no_base(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It holds an older one than the others do."""
-    monkeypatch.setattr("meshtrain.train.session.Deal", LateDeal)
-    data = TensorDataset(torch.randn(24, 6, generator=torch.Generator().manual_seed(3)))
-
-    def script(session: LearnerSession, _: int) -> None:
-        LateDeal.late.past = 2
-        model = Net(0)
-        session.prepare_with_loader(model, adamw(model), DataLoader(data, batch_size=2))
-        try:
-            raise ZeroDivisionError
-        except ZeroDivisionError:
-            session.finish()
-
-    with LocalDaemon(1, hash_every=1, **MODES["bsp"]) as daemon:
-        daemon.run(script)
-        assert not daemon.ready
-        assert not daemon.hashes
 
 
 @pytest.mark.parametrize("scaled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "scaled"])
