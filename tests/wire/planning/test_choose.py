@@ -28,6 +28,8 @@ def test_a_pinned_codec_keeps_the_modes_that_it_was_measured_with() -> None:
     found = texts(Pinned(codec="int8").settings(MODEL))
     assert {(codec, sync) for codec, sync, _ in found} == {
         ("int8", "bsp"),
+        ("int8", "ssp:2"),
+        ("int8", "local:4"),
         ("int8", "local:8"),
         ("int8", "local:8,ssp:1"),
     }

@@ -79,8 +79,8 @@ def test_names_are_those_that_settings_have() -> None:
 
 
 def test_what_was_not_measured_is_fast_and_is_recommended_to_nobody() -> None:
-    assert quality_of("int8", "ssp:2") is Quality.FAST
-    assert not recommendable("int8", "ssp:2")
+    assert quality_of("nf4", "ssp:2") is Quality.FAST
+    assert not recommendable("nf4", "ssp:2")
     assert recommendable("int8", "local:8")
     assert not recommendable("onebit", "bsp"), "too far behind"
     assert all(found.behind_nats <= BEHIND_NATS_MAX for found in EVIDENCE.values() if found.quality is not Quality.FAST)
