@@ -25,6 +25,7 @@ from meshwire.messages.envelope import Done, Envelope, Failure, Role, decode, en
 from meshwire.messages.job import BlobRef, JobSpec, Member
 from meshwire.messages.learner import (
     EncoderTask,
+    EpochOver,
     LearnerApplied,
     LearnerBucket,
     LearnerEncoder,
@@ -127,6 +128,7 @@ class LocalDaemon:
         self._given: dict[int, LearnerSaved] = {}  # the start state, by rank that loads it
         self._maps: dict[int, Values] = {}
         self._begins_from: StateTask | None = None
+        self.epochs_over = 0  # that learners are told of with their state
 
     @property
     def round(self) -> int:
@@ -339,6 +341,8 @@ class LocalDaemon:
                     raise ValueError(f"the models of rank 0 and rank {rank} differ: {difference}")
                 return Done()
             case LearnerState(units=units):
+                if self.epochs_over:
+                    self.notify(rank, EpochOver(epoch=self.epochs_over - 1, unused=0))
                 if self._begins_from is not None:
                     return self._begins_from
                 self._put(self.states, rank, units)

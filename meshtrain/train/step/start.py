@@ -106,6 +106,7 @@ def start_engine(
     engine = build_engine(parts, progress)
     with ExitStack() as undo:
         undo.callback(engine.close)  # the job may end before: the model is an ordinary one then
+        channel.look()  # which epochs are over comes with the state
         if samples.behind:
             engine.enter_later()
         else:

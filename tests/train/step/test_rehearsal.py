@@ -176,6 +176,25 @@ class LateDeal(Deal):
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_epochs_that_are_over_come_with_the_state_and_are_run_through_first(mode: str) -> None:
+    """They are known before the script has its model back: nobody counts on a learner that has them before it."""
+    data = TensorDataset(torch.randn(8, 6, generator=torch.Generator().manual_seed(3)))
+
+    def script(session: LearnerSession, _: int) -> None:
+        model = Net(0)
+        _, _, loader = session.prepare_with_loader(model, adamw(model), DataLoader(data, batch_size=2))
+        for _over in range(2):
+            assert len(list(loader)) == 1
+            assert not daemon.ready
+        next(iter(loader))
+        assert daemon.ready
+
+    with LocalDaemon(1, **MODES[mode]) as daemon:
+        daemon.epochs_over = 2
+        daemon.run(script)
+
+
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("looped", [False, True], ids=["no loop", "one loop"])
 def test_a_script_that_steps_outside_its_loop_takes_part_with_the_second_step(
     looped: bool, mode: str, monkeypatch: pytest.MonkeyPatch
