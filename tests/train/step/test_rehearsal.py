@@ -182,7 +182,7 @@ def test_epochs_that_are_over_come_with_the_state_and_are_run_through_first(mode
 
     def script(session: LearnerSession, _: int) -> None:
         model = Net(0)
-        _, _, loader = session.prepare_with_loader(model, adamw(model), DataLoader(data, batch_size=2))
+        loader = session.prepare_with_loader(model, adamw(model), DataLoader(data, batch_size=2))[2]
         for _over in range(2):
             assert len(list(loader)) == 1
             assert not daemon.ready
