@@ -39,7 +39,8 @@ def _goodput(journal: Journal) -> Iterator[str]:
     )
     yield f"killed; a daemon is started again at once; at least {goodput.LEFT} of the learners is left. *kept*: what"
     yield "the base has gained, counted by the model itself. *of what computed*: beside the part of the learners that"
-    yield "did."
+    yield f"did. Epochs are short, {goodput.SAMPLES // goodput.BATCH // goodput.PEERS} rounds each: who comes back runs"
+    yield "through all that are over, a step for each, before it takes part, and the others go on meanwhile (X4)."
     yield from ("", f"**Expected, before it ran.** {goodput.EXPECTED}", "")
     yield "| | samples kept a second | of left alone | learners computing | of what computed | kills | twice | goal | |"
     yield f"|{'---|' * 9}"
