@@ -1,16 +1,12 @@
 """W7 on links whose rate is known: what a measurement finds there, and whether it tells the air from a cable."""
 
 import asyncio
-import os
 import socket
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
-from meshtraind.measuring import speed
 from meshtraind.transport.connection import Connection
 from meshwire.planning.measured_link import MeasuredLink
 from tests.daemon.connectionpair import DEADLINE_S, trusts
@@ -18,7 +14,6 @@ from tests.daemon.measuring.test_measuring import ANNA, BERT, Device, measured
 from tests.daemon.waiting import until
 from tests.lab.lab import Lab, lab_unavailable
 from tests.lab.links import Cell
-from tests.lab.quotas import Quota, quotas_unavailable
 
 pytestmark = [
     pytest.mark.slow,
@@ -85,18 +80,3 @@ def test_stations_in_a_cell_share_its_air() -> None:
     mbit = 20
     with Lab(stations=2, cell=Cell(mbit)) as lab:
         asyncio.run(found(lab, mbit / 2 * MBIT, mbit / 2 * MBIT, shared=True))
-
-
-@pytest.mark.skipif(quotas_unavailable() is not None, reason=str(quotas_unavailable()))
-def test_a_share_of_a_core_is_seen_as_the_speed_that_it_is() -> None:
-    """Within its turns such a process is as fast as any other, so its fastest product would say nothing."""
-
-    def kernel_s(*before: str) -> float:
-        command = [*before, sys.executable, "-m", speed.MODULE]
-        environment = {**os.environ, **speed.ONE_THREAD}
-        return float(
-            subprocess.run(command, capture_output=True, check=True, env=environment, timeout=DEADLINE_S).stdout
-        )
-
-    with Quota(0.15) as quota:  # a machine whose cores other tests have slows both
-        assert kernel_s(*quota.prefix()) > 1.5 * kernel_s()

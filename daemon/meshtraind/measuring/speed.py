@@ -72,9 +72,7 @@ def main() -> None:
     """Prints the seconds of one product, with all cores at work on products of their own.
 
     Of each the fastest counts, and they are short: other programs, and a core that waits for another one, take turns
-    with some of them only. So it is the machine that is measured, and not how busy it is. Where cores stood idle all
-    the same, a container or another limit of the system's lets this user have a part of them alone, and it is that
-    part's speed.
+    with some of them only. So it is the machine that is measured, and not how busy it is.
     """
     import numpy as np
     import psutil
@@ -95,8 +93,18 @@ def main() -> None:
         idle_s, used_s = psutil.cpu_times().idle, time.process_time()
         found = list(threads.map(fastest_s, range(start.parties)))
         idle_s, used_s = psutil.cpu_times().idle - idle_s, time.process_time() - used_s
-    allowed = used_s / (used_s + max(0.0, idle_s))
-    sys.stdout.write(f"{1 / sum(1 / each_s for each_s in found) / allowed!r}\n")
+    sys.stdout.write(f"{allowed_s(1 / sum(1 / each_s for each_s in found), used_s, idle_s)!r}\n")
+
+
+def allowed_s(product_s: float, used_s: float, idle_s: float) -> float:
+    """What a product takes with that part of the cores that this user may have. Where cores stood idle while all had
+    products to do, a container or another limit of the system's keeps the others from it.
+
+    Args:
+        product_s: with all cores.
+        used_s, idle_s: processor time meanwhile, of this process and of nobody.
+    """
+    return product_s * (used_s + max(0.0, idle_s)) / used_s
 
 
 if __name__ == "__main__":

@@ -407,6 +407,16 @@ async def test_nobody_computes_for_others_beside_a_job_or_a_measurement() -> Non
             await asked
 
 
+@pytest.mark.parametrize(
+    ("used_s", "idle_s", "times"), [(0.8, 0.0, 1), (0.4, 0.0, 1), (0.4, 0.4, 2), (0.1, 0.7, 8), (0.8, -0.01, 1)]
+)
+def test_a_part_of_the_cores_is_as_fast_as_it_is_and_other_programs_change_nothing(
+    used_s: float, idle_s: float, times: float
+) -> None:
+    """Of two cores in 0.4 s: all; half, and another program the rest; half, and nobody the rest; an eighth."""
+    assert speed_module.allowed_s(1e-4, used_s, idle_s) == pytest.approx(times * 1e-4)
+
+
 @pytest.mark.asyncio
 async def test_the_calculation_runs_once_in_a_while_and_never_twice_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = []
