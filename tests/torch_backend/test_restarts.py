@@ -248,6 +248,7 @@ class Learner:
 def test_who_is_silent_and_uses_no_processor_time_stands_still(sleeper: subprocess.Popen[bytes]) -> None:
     """P7: within a patience of beats, and not sooner."""
     os.kill(sleeper.pid, signal.SIGSTOP)
+    os.waitpid(sleeper.pid, os.WUNTRACED)  # it has stopped
     pulse, learner = Pulse(2.0), Learner(sleeper.pid)
     beats = round(2.0 / pulse.beat_s)
     seen = [pulse.beat(cast(Any, learner)) for _ in range(beats + 2)]

@@ -409,7 +409,7 @@ class LocalRounds:
         return True
 
     def _pass_barrier(self) -> bool:
-        """With s>0 a flush, that all leave at one moment: who binds first finds nobody absent."""
+        """A flush, that all leave at one moment, with all rounds applied: who binds first finds nobody absent."""
         number = max((learner.barrier for learner in self.learners if learner.barrier is not None), default=None)
         if number is None:
             return False
@@ -419,7 +419,7 @@ class LocalRounds:
             return self._leave_barrier(inside, f"barrier {number}: ranks {gone} have finished without it")
         if len(inside) + len(gone) < len(self.learners):
             return False
-        if self._staleness and any(learner.applied < self._newest() for learner in inside):
+        if any(learner.applied < self._newest() for learner in inside):
             return False
         return self._leave_barrier(inside, None)
 
