@@ -58,7 +58,7 @@ STUDIES = (
 
 
 def pieces(study: Study, count: int, seed: int) -> Iterator[torch.Tensor]:
-    """One laptop's batches, the same for all ways."""
+    """The batches that one laptop draws, as places in the data: the same ones for all ways that are compared."""
     generator = torch.Generator().manual_seed(1000 * seed)
     for _ in range(study.steps):
         yield torch.randint(0, count, (study.batch,), generator=generator)

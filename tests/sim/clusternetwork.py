@@ -142,7 +142,7 @@ class SentWatcher(Protocol):
     """Whoever looks at what is sent."""
 
     def sent(self, sender: Node, body: object) -> None:
-        """One message leaves on one link."""
+        """A node sends a message on one of its links; what goes to all is told once for each link."""
 
 
 class Network:

@@ -57,7 +57,7 @@ class Traffic:
         self._sized: tuple[Wire, int] | None = None  # what goes to all members is the same on each link
 
     def sent(self, sender: Node, body: object) -> None:
-        """One message or chunk leaves on one link."""
+        """Counts a message or chunk that a node sends on one of its links."""
         if isinstance(body, Chunk):
             kind, size_bytes = CHUNK, HEADER_BYTES
         elif isinstance(body, News) and body.message is None:

@@ -41,7 +41,7 @@ class BehindLoop(Protocol):
     """Whoever knows how many steps are rehearsed behind a loop."""
 
     def rehearsed_behind_loop(self) -> None:
-        """One has ended."""
+        """A step behind the loop has ended; it counted for nothing."""
 
 
 class Rehearsal:

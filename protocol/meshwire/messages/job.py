@@ -43,7 +43,7 @@ Engine = Literal["mesh", "torchrun"]
 Port = Annotated[int, Field(ge=1, lt=2**16)]
 
 Learners = Annotated[int, Field(ge=1, le=limits.LEARNERS_MAX)]
-"""Of each device (R6)."""
+"""How many learners each device of a job has (R6)."""
 
 RestartsMax = Annotated[int, Field(ge=1, le=limits.WORLD_RESTARTS_MAX)]
 

@@ -34,7 +34,7 @@ def noise(losses: Sequence[float], base: Sequence[float]) -> float | None:
 
 
 def mean_curve(curves: Sequence[Curve]) -> list[tuple[float, float]]:
-    """Of several seeds, where all have a point."""
+    """The mean of several seeds' curves, at the places at which each of them has a point."""
     each = [dict(curve) for curve in curves]
     common = sorted(set.intersection(*map(set, each)))
     return [(at, statistics.mean(curve[at] for curve in each)) for at in common]

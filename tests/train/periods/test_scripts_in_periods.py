@@ -45,7 +45,7 @@ class Script:
 
 
 class Learner:
-    """One that runs such a script."""
+    """A learner that runs such a script, with a model and optimizer of its own."""
 
     def __init__(self, script: Script) -> None:
         self.script = script

@@ -9,7 +9,7 @@ from meshtrain.train.session import LearnerSession
 
 
 def session_of(rank: int, learners: int = 1, learner: int = 0) -> LearnerSession:
-    """One of a job with a hub as its third member."""
+    """A learner's session in a job of five members of which the third is a hub."""
     members = tuple(SimpleNamespace(hub=hub, name="") for hub in (False, False, True, False, False))
     spec = SimpleNamespace(learners=learners)
     welcome: Any = SimpleNamespace(rank=rank, members=members, spec=spec, learner=learner)

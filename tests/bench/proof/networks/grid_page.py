@@ -156,7 +156,7 @@ def _planned(journal: Journal) -> Iterator[str]:
 
 
 def losses_of(journal: Journal, settings: str) -> list[float]:
-    """Of all seeds, at the end."""
+    """The held-out losses that runs with these settings end at, one for each seed; none where they were not trained."""
     way = next((way for way in TRAINED if text_of(way.settings) == settings), None)
     return [] if way is None else [entry.figures["loss"][-1] for entry in journal.of(loss_name(way))]
 

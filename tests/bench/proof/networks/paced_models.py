@@ -125,7 +125,7 @@ class Planner:
 
     @property
     def parameters(self) -> int:
-        """Of the model."""
+        """How many values the model has."""
         return sum(tensor.count for tensor in self._pricing.manifest.tensors)
 
     def ours(self, network: Network, members: int, quality: Quality) -> Price:
