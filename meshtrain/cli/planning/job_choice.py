@@ -186,12 +186,13 @@ def find_choice(
         there = find_mesh(data_dir, False, stages, one_machine=one_machine)
         traced, busy = profile(shipped, data_dir, stages)
         manifest = traced.measurement.manifest
-        if not wished(typed.pinned.settings(manifest), quality):
-            raise NotChosen("what was typed fits none of the settings that can be predicted")
 
         def priced(wish: Quality) -> MeshPlan:
-            codecs = (str(each.codec) for each in wished(typed.pinned.settings(manifest), wish))
-            prices = processor_prices(list(dict.fromkeys([DEFAULT[0], *codecs])), data_dir, stages)
+            candidates = wished(typed.pinned.settings(manifest), wish)
+            if not candidates:
+                raise NotChosen("what was typed fits none of the settings that can be predicted")
+            codecs = dict.fromkeys([DEFAULT[0], *(str(each.codec) for each in candidates)])
+            prices = processor_prices(list(codecs), data_dir, stages)
             return _mesh_plan(there, traced, typed, prices)
 
         mesh = priced(quality)
