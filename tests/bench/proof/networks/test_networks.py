@@ -16,7 +16,7 @@ from tests.bench.goals.sides import Side, Work
 from tests.bench.journal import Figures
 from tests.bench.proof import summary_page
 from tests.bench.proof.filled_journal import filled
-from tests.bench.proof.networks import grid, grid_page, target, target_page, wifi, wifi_page
+from tests.bench.proof.networks import grid, grid_page, predicted, predicted_page, target, target_page, wifi, wifi_page
 from tests.bench.proof.networks.paced_models import DDP_PLANNED, Net, Planner, manifest_of, text_of
 
 
@@ -227,3 +227,37 @@ def test_the_times_of_the_target_are_measured_by_the_wifi_section() -> None:
     """Each network and model of it is a case there, so that nothing is measured twice."""
     measured = {(name, net, members) for name, net, members, _ in wifi.MEASURED}
     assert {(one.paced, net, target.MEMBERS) for one in target.TRAINED for net in target.NETS} <= measured
+
+
+def test_a_prediction_is_judged_by_what_doing_as_it_says_would_have_cost(tmp_path: Path) -> None:
+    """Two laptops, a step of 1 s alone: the first job is predicted to double the speed, and is slower than one; the
+    second is predicted not to pay, and is faster; a third is what it was predicted to be."""
+    mesh = predicted.MESHES[0]
+    named = {str(job): (1.2, 1.2) for job in mesh.jobs}
+    first, second, third = list(named)[:3]
+    named |= {first: (1.0, 2.5), second: (4.0, 1.0), third: (1.25, 1.25)}
+    figures: Figures = {"alone": [1.0]}
+    for name, (planned_s, measured_s) in named.items():
+        figures |= {name: [measured_s], f"{name}, planned": [planned_s]}
+    journal = filled(tmp_path, (predicted.case_name(mesh), figures))
+    found = {cell.settings: cell for cell in predicted_page.cells(journal)}
+    assert found[first].error == pytest.approx(-0.6)
+    assert found[first].lost_by_the_word == pytest.approx(0.2)
+    assert found[second].lost_by_the_word == pytest.approx(0.5)
+    assert found[third].lost_by_the_word == 0.0
+    assert predicted_page.regret(list(found.values())) == pytest.approx(1 - 0.8 / 2.0)
+    text = predicted_page.page(journal)
+    assert f"| `{first}` | 2.50 s | 1.00 s | -60.0% | 0.80 | 2.00 |" in text
+    assert "| error of a step, median | 0.0% | 5% | **met** |" in text
+    assert "| error of a step, nine of ten are below | 300.0% | 15% | not met |" in text
+    assert f"`{second}`) | 50.0% | 5% | not met |" in text
+
+
+def test_of_the_grid_each_settings_count_once(tmp_path: Path) -> None:
+    """`auto` may choose what was measured under its own name already: that is one prediction, not two."""
+    entries = [(grid.ALONE, {"step_s": [0.5], "cpu_s": [0.1]})]
+    for way in (grid.WAYS[0], *grid.AUTO):
+        figures = {"bsp fp32": [1.0], "daemons_cpu_s": [0.1], "sent_bytes": [1.0], "planned_s": [0.9], "of_one": [2.0]}
+        entries.append((grid.measured_name(50.0, way), figures))
+    (found,) = predicted_page.cells(filled(tmp_path, *entries))
+    assert (found.of_one, found.error) == (pytest.approx(2.0), pytest.approx(-0.1))

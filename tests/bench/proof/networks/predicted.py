@@ -1,0 +1,204 @@
+"""What `meshtrain whatif` predicts, beside what real daemons do in the lab: jobs that nothing was fitted to.
+
+The learners are paced: a step is stated to take so long, as on cores that this machine does not have. Their script is
+timed as `whatif` times one, its price is computed for each network, and then real daemons train it there.
+"""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean
+
+from meshtrain.cli.planning.codec_prices import processor_prices
+from meshtrain.cli.submission.measuring import trace
+from meshtrain.cli.ui.progress import Stages
+from meshwire.messages.local import Watch, Watched
+from meshwire.planning.choose import job_settings
+from meshwire.planning.price import JobSettings, Pricing
+from meshwire.planning.step_trace import TracedScript
+from tests.bench import paced
+from tests.bench.journal import Case, Figures, Section
+from tests.bench.overlap_lab import OverlapError, StationDaemon, paired
+from tests.bench.proof.networks.paced_models import Net
+from tests.bench.proof.places import NAMES, LocalPlace
+from tests.daemon import realjobs as jobs
+from tests.lab.lab import Lab, lab_unavailable
+from tests.lab.links import Cell
+
+VALUES = 1_000_000
+STEP_S = 0.4
+BATCH = 16
+WARM_UP_ROUNDS = 3
+JOB_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """As it is typed; None: the mode's own."""
+
+    codec: str | None
+    sync: str
+    rounds: int
+    topology: str | None = None
+
+    @property
+    def settings(self) -> JobSettings:
+        """As they are priced."""
+        return job_settings(self.codec, self.sync, self.topology)
+
+    def __str__(self) -> str:
+        return " ".join((self.sync, self.codec or "", self.topology or "")).strip()
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Laptops on a network of the lab, and what they train one after the other.
+
+    Attributes:
+        seconds: that all jobs take, about.
+    """
+
+    members: int
+    net: Net
+    jobs: tuple[Job, ...]
+    seconds: int
+
+    def lab(self) -> Lab:
+        """Made of namespaces."""
+        mbit = self.net.mbit
+        return Lab(self.members, cell=Cell(mbit)) if self.net.shared else Lab(self.members, mbit)
+
+    def __str__(self) -> str:
+        return f"{self.members} {'in' if self.net.shared else 'on'} {self.net}"
+
+
+MESHES = (
+    Mesh(
+        2,
+        Net(20.0, shared=False),
+        (
+            Job("fp32", "bsp", 10),
+            Job("int8", "bsp", 16),
+            Job("fp16", "ssp:2", 16),
+            Job("int8", "local:8", 6),
+            Job("int8", "local:8,ssp:1", 10),
+            Job("fp32", "local:8,ssp:1", 10),
+            Job(None, "sparseloco:8", 6),
+            Job("topk:0.1", "bsp", 16),
+        ),
+        280,
+    ),
+    Mesh(
+        3,
+        Net(50.0, shared=True),
+        (
+            Job("fp32", "bsp", 9),
+            Job("int8", "bsp", 12),
+            Job("topk:0.1,gather", "bsp", 12),
+            Job("fp16", "local:8", 5),
+        ),
+        160,
+    ),
+    Mesh(
+        4,
+        Net(100.0, shared=False),
+        (
+            Job("fp32", "bsp", 12),
+            Job("fp32", "bsp", 12, "tree"),
+            Job("fp16", "bsp", 12, "butterfly"),
+            Job("int4:sr", "bsp", 12),
+        ),
+        130,
+    ),
+)
+EXPECTED = (
+    "Where the link decides, predictions are within 5 %: bytes are counted, and rates are the lab's. Where daemons' "
+    "processors decide (sparse codecs; four daemons on two cores) they are too fast, by a tenth or more. What is "
+    "predicted to be slower than one laptop is."
+)
+
+# Gradients of noise that move the weights: equal ones are packed by LZ4 on slow links (W5), and real ones hardly are.
+SCRIPT = paced.SCRIPT.replace(
+    "self.backward_s, self.asleep_s",
+    "self.noise = [torch.randn(count) for _ in range(LAYERS)]\n        self.backward_s, self.asleep_s",
+    1,
+).replace("x * weight.mean()", "x + 1e4 * (weight * self.noise[layer]).mean()", 1)
+
+
+def case_name(mesh: Mesh) -> str:
+    """The name under which the file keeps what was predicted and measured of a mesh."""
+    return f"predicted, {mesh}"
+
+
+def sections(shared: LocalPlace) -> tuple[Section]:
+    """All meshes."""
+    cases = tuple(
+        Case(case_name(mesh), mesh.seconds, _measured(shared, mesh), lambda: lab_unavailable("nft")) for mesh in MESHES
+    )
+    about = f"what `whatif` predicts of {VALUES / 1e6:g} M values and steps of {STEP_S:g} s, beside what jobs take"
+    return (Section("predicted", about, cases, repeats=1, expected=EXPECTED),)
+
+
+def script_options(members: int, rounds: int) -> str:
+    """The paced script's argument."""
+    return paced.options(values=VALUES, sample_s=STEP_S / BATCH, batch=BATCH, slowness=(1.0,) * members, rounds=rounds)
+
+
+def traced(folder: Path) -> TracedScript:
+    """As `whatif` times it. Raises NotMeasured, CliError."""
+    (folder / "train.py").write_text(SCRIPT)
+    with Stages() as stages:
+        return trace(folder, "train.py", (script_options(1, 1000),), {"OMP_NUM_THREADS": "1"}, None, stages)
+
+
+def measured_s(job: Job, daemons: Sequence[StationDaemon], folder: Path, rounds: int) -> float:
+    """Seconds a step of a job, in the mean over whole periods behind the first rounds. Raises OverlapError."""
+    submitted = jobs.submit(
+        daemons[0],
+        folder,
+        SCRIPT,
+        args=(script_options(len(daemons), rounds),),
+        hash_every=0,
+        sync=job.sync,
+        codec=job.codec,
+        topology=job.topology,
+    )
+    reply = daemons[0].request(Watch(job=submitted.job), JOB_TIMEOUT_S, "end of the job")
+    assert isinstance(reply, Watched)
+    if reply.summary.state != "succeeded":
+        raise OverlapError(f"{job}: the job {reply.summary.state}: {reply.summary.error}")
+    period = max(1, job.settings.sync.period)
+    each = []
+    for rank in range(len(daemons)):
+        begun_s = [step.began_s for step in paced.steps(daemons[0], submitted.job, rank)][WARM_UP_ROUNDS * period :]
+        steps = (len(begun_s) - 1) // period * period
+        each.append((begun_s[steps] - begun_s[0]) / steps)
+    return fmean(each)
+
+
+def _measured(shared: LocalPlace, mesh: Mesh) -> Callable[[int, bool], Figures]:
+    def measured(_repeat: int, short: bool) -> Figures:
+        codecs = [str(job.settings.codec) for each in MESHES for job in each.jobs]
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="meshtrain-")))
+            script = traced(folder)
+            prices = processor_prices([*codecs, "fp32"], shared.scratch() / "prices", stack.enter_context(Stages()))
+            pricing = Pricing(script.measurement.manifest, prices.codecs)
+            network = replace(mesh.net.network(mesh.members), work=prices.work)
+            lab = stack.enter_context(mesh.lab())
+            daemons = [StationDaemon(lab, at, NAMES[at], folder / NAMES[at]) for at in range(mesh.members)]
+            for daemon in daemons:
+                daemon.wait()
+            for first, second in combinations(daemons, 2):
+                paired(first, second)
+            found = {"alone": [script.step.alone_s]}
+            for job in mesh.jobs[:1] if short else mesh.jobs:
+                price = pricing.price(job.settings, (script.step,) * mesh.members, network)
+                found[str(job)] = [measured_s(job, daemons, folder, job.rounds)]
+                found[f"{job}, planned"] = [price.step_s]
+        return found
+
+    return measured

@@ -1,0 +1,161 @@
+"""The page of predictions beside measurements: all cells of the proof in which both are known."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from statistics import median
+
+from meshwire.planning.mesh_plan import PAYS_FROM
+from tests.bench.journal import Journal
+from tests.bench.proof.networks import grid, grid_page
+from tests.bench.proof.networks.paced_models import QUALITIES
+from tests.bench.proof.networks.predicted import EXPECTED, MESHES, STEP_S, VALUES, case_name
+from tests.bench.proof.networks.wifi import MEASURED, measured_name, model_of
+from tests.bench.proof.networks.wifi_page import quality_figure, seconds
+
+PAGE = "predicted.md"
+MEDIAN_GOAL, TENTH_GOAL, REGRET_GOAL, ALONE_GOAL = 0.05, 0.15, 0.05, 0.05
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A job whose step was predicted, and then measured.
+
+    Attributes:
+        mesh: laptops, what they train, their network: cells of one mesh can be chosen between.
+        settings: as typed.
+        alone_s: of a step on one laptop.
+    """
+
+    mesh: str
+    settings: str
+    members: int
+    alone_s: float
+    planned_s: float
+    measured_s: float
+
+    @property
+    def error(self) -> float:
+        """Of the prediction, as a part of what was measured; below 0: it was too fast."""
+        return self.planned_s / self.measured_s - 1
+
+    @property
+    def planned_of_one(self) -> float:
+        """Samples a second of all, in those of one laptop alone."""
+        return self.members * self.alone_s / self.planned_s
+
+    @property
+    def of_one(self) -> float:
+        """The same, as measured."""
+        return self.members * self.alone_s / self.measured_s
+
+    @property
+    def lost_by_the_word(self) -> float:
+        """What is lost by doing what the prediction says, together or alone, where the other would have been faster;
+        a part of the speed."""
+        if self.planned_of_one >= PAYS_FROM:
+            return max(0.0, 1 - self.of_one)
+        return max(0.0, 1 - 1 / self.of_one)
+
+
+def cells(journal: Journal) -> list[Cell]:
+    """All that were measured, those of one mesh together."""
+    return [*_of_meshes(journal), *_of_wifi(journal), *_of_grid(journal)]
+
+
+def _of_meshes(journal: Journal) -> Iterator[Cell]:
+    for mesh in MESHES:
+        for entry in journal.of(case_name(mesh))[-1:]:
+            figures = entry.figures
+            for job in mesh.jobs:
+                name = str(job)
+                numbers = (figures["alone"][0], figures[f"{name}, planned"][0], median(figures[name]))
+                yield Cell(f"{VALUES / 1e6:g} M values, {mesh}", name, mesh.members, *numbers)
+
+
+def _of_wifi(journal: Journal) -> Iterator[Cell]:
+    for name, net, members, _ in MEASURED:
+        for entry in journal.of(measured_name(name, net, members))[-1:]:
+            figures = entry.figures
+            for quality in QUALITIES:
+                key, measured_s = quality_figure(figures, f"{quality}: ")
+                numbers = (median(figures["alone"]), figures[f"{quality}, planned"][0], measured_s)
+                where = f"{model_of(name).about}, {members} {'in' if net.shared else 'on'} {net}"
+                yield Cell(where, key.removeprefix(f"{quality}: "), members, *numbers)
+
+
+def _of_grid(journal: Journal) -> Iterator[Cell]:
+    alone = journal.figures(grid.ALONE, "step_s")
+    for mbit in grid.MBIT if alone else ():
+        seen = set()
+        for way in (*grid.WAYS, *grid.AUTO):
+            entry = grid_page.newest(journal, mbit, way)
+            if entry is not None and (settings := grid_page.settings_of(entry)) not in seen:
+                seen.add(settings)
+                numbers = (median(alone), entry.figures["planned_s"][0], median(grid_page.steps_s(journal, entry)))
+                where = f"{grid.ABOUT}, {grid.MEMBERS} on cables of {mbit:g} Mbit/s"
+                yield Cell(where, settings, grid.MEMBERS, *numbers)
+
+
+def regret(together: Sequence[Cell]) -> float:
+    """What the fastest by prediction of one mesh is slower than the fastest there is, one laptop alone among them."""
+    best = max(1.0, *(cell.of_one for cell in together))
+    chosen = max(together, key=lambda cell: cell.planned_of_one)
+    return 1 - (chosen.of_one if chosen.planned_of_one >= PAYS_FROM else 1.0) / best
+
+
+def page(journal: Journal) -> str:
+    """In Markdown."""
+    return "\n".join(_lines(journal)).rstrip() + "\n"
+
+
+def _lines(journal: Journal) -> Iterator[str]:
+    yield from ("# What is predicted, beside what jobs take", "", "```")
+    yield "python -m tests.bench.proof predicted wifi grid grid-periods   # on a machine that does nothing else"
+    yield from ("python -m tests.bench.proof --page", "```", "")
+    yield f"Real daemons with TLS in the lab train learners whose computing is paced: {VALUES / 1e6:g} M values with"
+    yield f"steps of {1000 * STEP_S:g} ms here, and the models of [WiFi](wifi.md) and of [others' grid](grid.md). The"
+    yield "prices are those of `whatif` and `plan`; nothing of them was fitted to these jobs. *of one*: samples a"
+    yield "second of all, in those of one laptop alone. All laptops share two cores here; predictions are of laptops"
+    yield "that do not: where all daemons compute at once, most so on fast links, jobs take longer than predicted."
+    yield from ("", f"**Expected, before it ran.** {EXPECTED}", "")
+    found = cells(journal)
+    if not found:
+        yield "Not measured."
+        return
+    yield from _summary(found)
+    yield from ("| | step: measured | predicted | by it | of one: measured | predicted |", f"|{'---|' * 6}")
+    for mesh, together in groupby(found, lambda cell: cell.mesh):
+        yield f"| **{mesh}** | | | | | |"
+        for one in together:
+            numbers = (seconds(one.measured_s), seconds(one.planned_s), f"{one.error:+.1%}", f"{one.of_one:.2f}")
+            yield f"| `{one.settings}` | {' | '.join(numbers)} | {one.planned_of_one:.2f} |"
+
+
+def _summary(found: Sequence[Cell]) -> Iterator[str]:
+    errors = sorted(abs(cell.error) for cell in found)
+    tenth = errors[math.ceil(0.9 * len(errors)) - 1]
+    regrets = {mesh: regret(list(together)) for mesh, together in groupby(found, lambda cell: cell.mesh)}
+    worst = max(regrets, key=lambda mesh: regrets[mesh])
+    lost = max(found, key=lambda cell: cell.lost_by_the_word)
+    yield from (f"| of {len(found)} cells | found | goal | |", "|---|---|---|---|")
+    for what, value, goal in (
+        ("error of a step, median", median(errors), MEDIAN_GOAL),
+        ("error of a step, nine of ten are below", tenth, TENTH_GOAL),
+        (f"chosen by prediction, slower than the best of a mesh at most by ({worst})", regrets[worst], REGRET_GOAL),
+        (
+            f"together or alone, lost by the wrong word at most ({lost.mesh}, `{lost.settings}`)",
+            lost.lost_by_the_word,
+            ALONE_GOAL,
+        ),
+    ):
+        yield f"| {what} | {value:.1%} | {goal:.0%} | {'**met**' if value <= goal else 'not met'} |"
+    yield ""
+
+
+def write(journal: Journal, folder: Path) -> list[Path]:
+    """The page; returns where it is."""
+    (folder / PAGE).write_text(page(journal), encoding="utf-8")
+    return [folder / PAGE]
