@@ -39,29 +39,35 @@ def _goodput(journal: Journal) -> Iterator[str]:
     )
     yield f"killed; a daemon is started again at once; at least {goodput.LEFT} of the learners is left. *kept*: what"
     yield "the base has gained, counted by the model itself. *of what computed*: beside the part of the learners that"
-    yield f"did. Epochs are short, {goodput.SAMPLES // goodput.BATCH // goodput.PEERS} rounds each: who comes back runs"
-    yield "through all that are over, a step for each, before it takes part, and the others go on meanwhile (X4)."
+    yield "did. Who comes back runs through all epochs that are over, a step for each, before it takes part, and the"
+    yield "others go on meanwhile (X4): the shorter epochs are, the longer that takes."
     yield from ("", f"**Expected, before it ran.** {goodput.EXPECTED}", "")
     yield "| | samples kept a second | of left alone | learners computing | of what computed | kills | twice | goal | |"
     yield f"|{'---|' * 9}"
-    base = journal.figures(goodput.kills_name(None), "kept_s")
-    for every_s in goodput.WINDOWS_S:
-        name = goodput.kills_name(every_s)
-        kept = journal.figures(name, "kept_s")
-        if not kept or not base:
-            yield f"| {name} | not measured | | | | | | | |"
-            continue
-        ratios = [each / median(base) for each in kept]
-        computing = journal.figures(name, "computing")
-        of_computing = [one / other for one, other in zip(ratios, computing, strict=True)]
-        kills, twice = sum(journal.figures(name, "kills")), sum(journal.figures(name, "twice"))
-        goal = "" if every_s is None else f"at least {GOODPUT_GOAL:g}"
-        verdict = "" if every_s is None else _verdict(ratios, GOODPUT_GOAL)
-        yield (
-            f"| {name} | {spread(kept, 1)} | {spread(ratios)} | {spread(computing)} | {spread(of_computing)} "
-            f"| {kills:.0f} | {twice:.0f} | {goal} | {verdict} |"
-        )
+    for rounds in goodput.EPOCH_ROUNDS:
+        yield from (_kills_row(journal, kills) for kills in goodput.of_epochs(rounds))
     yield ""
+
+
+def kept_parts(journal: Journal, kills: goodput.Kills) -> list[float]:
+    """Samples kept, by those of the job that is left alone, of each repeat; none where one of both was not measured."""
+    base = journal.figures(goodput.Kills(None, kills.rounds).name, "kept_s")
+    return [each / median(base) for each in journal.figures(kills.name, "kept_s")] if base else []
+
+
+def _kills_row(journal: Journal, kills: goodput.Kills) -> str:
+    ratios = kept_parts(journal, kills)
+    if not ratios:
+        return f"| {kills.name} | not measured | | | | | | | |"
+    kept, computing = (journal.figures(kills.name, figure) for figure in ("kept_s", "computing"))
+    of_computing = [one / other for one, other in zip(ratios, computing, strict=True)]
+    killed, twice = (sum(journal.figures(kills.name, figure)) for figure in ("kills", "twice"))
+    goal = "" if kills.every_s is None else f"at least {GOODPUT_GOAL:g}"
+    verdict = "" if kills.every_s is None else _verdict(ratios, GOODPUT_GOAL)
+    return (
+        f"| {kills.name} | {spread(kept, 1)} | {spread(ratios)} | {spread(computing)} | {spread(of_computing)} "
+        f"| {killed:.0f} | {twice:.0f} | {goal} | {verdict} |"
+    )
 
 
 def _rejoin(journal: Journal) -> Iterator[str]:

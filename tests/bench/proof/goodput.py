@@ -8,6 +8,7 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from meshwire import limits
@@ -23,12 +24,12 @@ from tests.lab.chaosmesh import ChaosMesh
 PEERS = 4
 STEP_S = 0.25
 BATCH = 8
-SAMPLES = 160  # of an epoch, at whose beginnings the base is counted: every 5 rounds
+EPOCH_ROUNDS = (40, 5)  # who comes back runs through all epochs that are over: short ones make returns long
 STEADY_S = 5.0
 LEFT = 1  # computing members that a kill leaves
 POLL_S = 0.1
 REJOIN_MBIT = 50.0
-WINDOWS_S = {None: 40.0, 15.0: 90.0, 2.0: 60.0}  # by seconds between two kills
+WINDOWS_S = {None: 40.0, 15.0: 90.0, 2.0: 60.0}  # by seconds between two kills; None: it is left alone
 EXPECTED = (
     "A learner that is killed is back after 4 to 6 s, 3 of which are Python and torch. A kill every 15 s takes one of "
     "four for a third of the time, and leaves 0.9; one every 2 s takes more than two of four at any time, and leaves "
@@ -37,9 +38,33 @@ EXPECTED = (
 )
 
 
-def kills_name(every_s: float | None) -> str:
-    """The name under which the file keeps a job with a kill so often; None: one that is left alone."""
-    return "left alone" if every_s is None else f"a kill every {every_s:g} s"
+@dataclass(frozen=True)
+class Kills:
+    """A job whose daemons and learners are killed.
+
+    Attributes:
+        every_s: None: it is left alone.
+        rounds: of an epoch, at whose beginnings the base is counted.
+    """
+
+    every_s: float | None
+    rounds: int
+
+    @property
+    def name(self) -> str:
+        """Under which the file keeps it."""
+        often = "left alone" if self.every_s is None else f"a kill every {self.every_s:g} s"
+        return f"{often}, epochs of {self.rounds} rounds"
+
+    @property
+    def window_s(self) -> float:
+        """In which it is watched."""
+        return WINDOWS_S[self.every_s]
+
+
+def of_epochs(rounds: int) -> tuple[Kills, ...]:
+    """The one that is left alone first."""
+    return tuple(Kills(every_s, rounds) for every_s in WINDOWS_S)
 
 
 REJOIN = "one of four rejoins"
@@ -48,7 +73,9 @@ REJOIN = "one of four rejoins"
 def sections() -> tuple[Section, ...]:
     """Kills, and a return."""
     cases = [
-        Case(kills_name(every_s), round(30 + window_s), _kills(every_s)) for every_s, window_s in WINDOWS_S.items()
+        Case(kills.name, round(30 + kills.window_s), _kills(kills))
+        for rounds in EPOCH_ROUNDS
+        for kills in of_epochs(rounds)
     ]
     return (
         Section("goodput", f"samples kept by {PEERS} peers under kills", tuple(cases), repeats=2, expected=EXPECTED),
@@ -56,27 +83,30 @@ def sections() -> tuple[Section, ...]:
     )
 
 
-def _kills(every_s: float | None) -> Callable[[int, bool], Figures]:
+def _kills(kills: Kills) -> Callable[[int, bool], Figures]:
     def measured(repeat: int, short: bool) -> Figures:
-        return under_kills(every_s, 15.0 if short else WINDOWS_S[every_s], repeat)
+        return under_kills(kills, 15.0 if short else kills.window_s, repeat)
 
     return measured
 
 
-def under_kills(every_s: float | None, window_s: float, seed: int) -> Figures:
+def under_kills(kills: Kills, window_s: float, seed: int) -> Figures:
     """One job on a mesh of its own: samples kept a second, and how many of the members computed meanwhile.
 
     A kill hits a daemon, whose learner ends with it, or a learner alone; a daemon is started again at once. Raises
     ProofError, and what starting a mesh or a job raises.
     """
+    every_s = kills.every_s or window_s
     with ChaosMesh(PEERS, seed=seed) as mesh:
         with tempfile.TemporaryDirectory(prefix="meshtrain-goodput-") as folder:
-            job = ChaosJob(mesh, Path(folder), samples=SAMPLES, batch=BATCH, step_s=STEP_S, hash_every=50)
+            job = ChaosJob(
+                mesh, Path(folder), samples=kills.rounds * PEERS * BATCH, batch=BATCH, step_s=STEP_S, hash_every=50
+            )
         wait_running(mesh, job)
         killer = Killer(mesh, job.id, job.names, random.Random(seed), (0.0, 0.0), LEFT)
         time.sleep(STEADY_S)
         began_s = time.monotonic()
-        next_s = began_s + (every_s or window_s)
+        next_s = began_s + every_s
         learning: list[int] = []
         skipped = 0
         while (now_s := time.monotonic()) < began_s + window_s:
@@ -86,7 +116,7 @@ def under_kills(every_s: float | None, window_s: float, seed: int) -> Figures:
             if seen is not None:
                 learning.append(len(seen.learning))
             if now_s >= next_s:
-                next_s += every_s or window_s
+                next_s += every_s
                 if seen is None or killer.kill(seen) is None:
                     skipped += 1
             time.sleep(POLL_S)

@@ -8,7 +8,7 @@ from meshwire.planning.mesh_plan import PAYS_FROM
 from tests.bench.journal import Journal
 from tests.bench.proof import goodput, slow_laptop, stragglers
 from tests.bench.proof.curves import noise
-from tests.bench.proof.goals_page import GOODPUT_GOAL, RATE_GOAL, SLOW_GOAL
+from tests.bench.proof.goals_page import GOODPUT_GOAL, RATE_GOAL, SLOW_GOAL, kept_parts
 from tests.bench.proof.modes import BASE, SETS
 from tests.bench.proof.modes_page import ways
 from tests.bench.proof.networks import grid, grid_page, target, target_page
@@ -136,12 +136,10 @@ def _modes(journal: Journal) -> Iterator[Claim]:
 
 
 def _goals(journal: Journal) -> Iterator[Claim]:
-    alone = journal.figures(goodput.kills_name(None), "kept_s")
-    for every_s in (each for each in goodput.WINDOWS_S if each is not None):
-        kept = journal.figures(goodput.kills_name(every_s), "kept_s")
-        if alone and kept:
-            part = median(kept) / median(alone)
-            text = f"{goodput.kills_name(every_s)[0].upper()}{goodput.kills_name(every_s)[1:]} among four"
+    for kills in (each for rounds in goodput.EPOCH_ROUNDS for each in goodput.of_epochs(rounds)[1:]):
+        if parts := kept_parts(journal, kills):
+            text = f"{kills.name[0].upper()}{kills.name[1:]}, among four"
+            part = median(parts)
             yield part >= GOODPUT_GOAL, f"{text}: {part:.2f} of the samples are left (goal {GOODPUT_GOAL:g})."
     for case, figure, least, text in (
         (

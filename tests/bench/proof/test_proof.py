@@ -107,18 +107,25 @@ def test_what_is_not_measured_is_called_so(tmp_path: Path) -> None:
     for write in PAGES:
         assert all(path.exists() for path in write(journal, tmp_path))
     assert "`bsp` |" not in (tmp_path / modes_page.PAGE).read_text("utf-8")
-    assert (tmp_path / goals_page.PAGE).read_text("utf-8").count("ot measured") == 5
+    assert (tmp_path / goals_page.PAGE).read_text("utf-8").count("ot measured") == 8
 
 
 def test_goodput_is_of_the_median_left_alone(tmp_path: Path) -> None:
     def kills(every_s: float | None, kept_s: float, computing: float) -> tuple[str, Figures]:
         figures = {"kept_s": [kept_s], "computing": [computing], "kills": [4.0], "twice": [0.0]}
-        return goodput.kills_name(every_s), figures
+        return goodput.Kills(every_s, 40).name, figures
 
-    journal = filled(tmp_path, kills(None, 100.0, 1.0), kills(15.0, 88.0, 0.88), kills(2.0, 40.0, 0.5))
+    shorter = (goodput.Kills(None, 5).name, {"kept_s": [1000.0]})
+    journal = filled(tmp_path, shorter, kills(None, 100.0, 1.0), kills(15.0, 88.0, 0.88), kills(2.0, 40.0, 0.5))
     text = goals_page.page(journal)
-    assert "| a kill every 15 s | 88.0 | 0.88 | 0.88 | 1.00 | 4 | 0 | at least 0.88 | **met** |" in text
-    assert "| a kill every 2 s | 40.0 | 0.40 | 0.50 | 0.80 | 4 | 0 | at least 0.88 | **not met** |" in text
+    assert (
+        "| a kill every 15 s, epochs of 40 rounds | 88.0 | 0.88 | 0.88 | 1.00 | 4 | 0 | at least 0.88 | **met** |"
+        in text
+    )
+    assert (
+        "| a kill every 2 s, epochs of 40 rounds | 40.0 | 0.40 | 0.50 | 0.80 | 4 | 0 | at least 0.88 | **not met** |"
+        in text
+    )
 
 
 def test_samples_are_counted_over_the_whole_window() -> None:
