@@ -115,7 +115,7 @@ def test_goodput_is_of_the_median_left_alone(tmp_path: Path) -> None:
         figures = {"kept_s": [kept_s], "computing": [computing], "kills": [4.0], "twice": [0.0]}
         return goodput.Kills(every_s, 40).name, figures
 
-    shorter = (goodput.Kills(None, 5).name, {"kept_s": [1000.0]})
+    shorter = (goodput.Kills(None, 5).name, {"kept_s": [1000.0], "computing": [1.0]})
     journal = filled(tmp_path, shorter, kills(None, 100.0, 1.0), kills(15.0, 88.0, 0.88), kills(2.0, 40.0, 0.5))
     text = goals_page.page(journal)
     assert (
