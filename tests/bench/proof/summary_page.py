@@ -11,7 +11,7 @@ from tests.bench.proof.curves import noise
 from tests.bench.proof.goals_page import GOODPUT_GOAL, RATE_GOAL, SLOW_GOAL, kept_parts
 from tests.bench.proof.modes import BASE, SETS
 from tests.bench.proof.modes_page import ways
-from tests.bench.proof.networks import grid, grid_page, target, target_page
+from tests.bench.proof.networks import grid, grid_page, predicted_page, target, target_page
 from tests.bench.proof.networks.paced_models import DDP_PLANNED, QUALITIES
 from tests.bench.proof.networks.wifi import MODELS, model_of, planned_name
 from tests.bench.proof.networks.wifi_page import SHOWN_MEMBERS
@@ -24,7 +24,7 @@ Claim = tuple[bool, str]
 def page(journal: Journal) -> str:
     """In Markdown."""
     claims = [*_wifi(journal), *_target(journal), *_grid(journal), *_modes(journal), *_goals(journal)]
-    claims += _stragglers(journal)
+    claims += [*_stragglers(journal), *_predicted(journal)]
     lines = ["# Does it pay?", "", "```", "python -m tests.bench.proof --page", "```", ""]
     if not claims:
         return "\n".join([*lines, "Nothing is measured yet.", ""])
@@ -32,7 +32,8 @@ def page(journal: Journal) -> str:
         lines += [head, "", *(f"- {text}" for good, text in claims if good is pays), ""]
     lines += [
         "How, with every figure: [modes](modes.md), [kills and a slow laptop](goodput.md), [WiFi](wifi.md),",
-        "[time to a target](target.md), [others' grid](grid.md), [eight unequal peers](eight_peers.md).",
+        "[time to a target](target.md), [others' grid](grid.md), [eight unequal peers](eight_peers.md),",
+        "[predictions](predicted.md).",
     ]
     return "\n".join(lines) + "\n"
 
@@ -114,6 +115,13 @@ def _stragglers(journal: Journal) -> Iterator[Claim]:
         each = [f"{name} {value:.2f}" for name, value in times.items() if (value >= PAYS_FROM) is pays]
         if each:
             yield pays, f"Eight unequal peers, times as soon at the accuracy as the fastest alone: {', '.join(each)}."
+
+
+def _predicted(journal: Journal) -> Iterator[Claim]:
+    """How far what `plan` says can be relied on."""
+    found = predicted_page.cells(journal)
+    for what, value, goal in predicted_page.judged(found) if found else ():
+        yield value <= goal, f"Predictions, {len(found)} jobs in the lab: {what}: {value:.1%} (goal {goal:.0%})."
 
 
 def _modes(journal: Journal) -> Iterator[Claim]:

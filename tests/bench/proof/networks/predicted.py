@@ -89,7 +89,7 @@ MESHES = (
             Job(None, "sparseloco:8", 6),
             Job("topk:0.1", "bsp", 16),
         ),
-        280,
+        200,
     ),
     Mesh(
         3,
@@ -100,7 +100,7 @@ MESHES = (
             Job("topk:0.1,gather", "bsp", 12),
             Job("fp16", "local:8", 5),
         ),
-        160,
+        135,
     ),
     Mesh(
         4,
@@ -111,7 +111,7 @@ MESHES = (
             Job("fp16", "bsp", 12, "butterfly"),
             Job("int4:sr", "bsp", 12),
         ),
-        130,
+        75,
     ),
 )
 EXPECTED = (

@@ -134,23 +134,28 @@ def _lines(journal: Journal) -> Iterator[str]:
             yield f"| `{one.settings}` | {' | '.join(numbers)} | {one.planned_of_one:.2f} |"
 
 
-def _summary(found: Sequence[Cell]) -> Iterator[str]:
+def judged(found: Sequence[Cell]) -> list[tuple[str, float, float]]:
+    """What is asked of predictions, what was found, and what is the most that it may be."""
     errors = sorted(abs(cell.error) for cell in found)
     tenth = errors[math.ceil(0.9 * len(errors)) - 1]
     regrets = {mesh: regret(list(together)) for mesh, together in groupby(found, lambda cell: cell.mesh)}
     worst = max(regrets, key=lambda mesh: regrets[mesh])
     lost = max(found, key=lambda cell: cell.lost_by_the_word)
-    yield from (f"| of {len(found)} cells | found | goal | |", "|---|---|---|---|")
-    for what, value, goal in (
+    return [
         ("error of a step, median", median(errors), MEDIAN_GOAL),
         ("error of a step, nine of ten are below", tenth, TENTH_GOAL),
-        (f"chosen by prediction, slower than the best of a mesh at most by ({worst})", regrets[worst], REGRET_GOAL),
+        (f"the fastest by prediction is slower than the best, at most by ({worst})", regrets[worst], REGRET_GOAL),
         (
-            f"together or alone, lost by the wrong word at most ({lost.mesh}, `{lost.settings}`)",
+            f"lost by the wrong word, together or alone, at most ({lost.mesh}, `{lost.settings}`)",
             lost.lost_by_the_word,
             ALONE_GOAL,
         ),
-    ):
+    ]
+
+
+def _summary(found: Sequence[Cell]) -> Iterator[str]:
+    yield from (f"| of {len(found)} cells | found | goal | |", "|---|---|---|---|")
+    for what, value, goal in judged(found):
         yield f"| {what} | {value:.1%} | {goal:.0%} | {'**met**' if value <= goal else 'not met'} |"
     yield ""
 
