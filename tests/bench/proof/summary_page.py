@@ -12,9 +12,9 @@ from tests.bench.proof.goals_page import GOODPUT_GOAL, RATE_GOAL, SLOW_GOAL, kep
 from tests.bench.proof.modes import BASE, SETS
 from tests.bench.proof.modes_page import ways
 from tests.bench.proof.networks import grid, grid_page, predicted_page, target, target_page
-from tests.bench.proof.networks.paced_models import DDP_PLANNED, QUALITIES
-from tests.bench.proof.networks.wifi import MODELS, model_of, planned_name
-from tests.bench.proof.networks.wifi_page import SHOWN_MEMBERS
+from tests.bench.proof.networks.paced_models import DDP_PLANNED, HOOKS, QUALITIES
+from tests.bench.proof.networks.wifi import MEASURED, MODELS, measured_name, model_of, planned_name
+from tests.bench.proof.networks.wifi_page import SHOWN_MEMBERS, quality_figure
 
 PAGE = "proof.md"
 Claim = tuple[bool, str]
@@ -23,7 +23,14 @@ Claim = tuple[bool, str]
 
 def page(journal: Journal) -> str:
     """In Markdown."""
-    claims = [*_wifi(journal), *_target(journal), *_grid(journal), *_modes(journal), *_goals(journal)]
+    claims = [
+        *_wifi(journal),
+        *_measured(journal),
+        *_target(journal),
+        *_grid(journal),
+        *_modes(journal),
+        *_goals(journal),
+    ]
     claims += [*_stragglers(journal), *_predicted(journal)]
     lines = ["# Does it pay?", "", "```", "python -m tests.bench.proof --page", "```", ""]
     if not claims:
@@ -65,6 +72,22 @@ def _wifi(journal: Journal) -> Iterator[Claim]:
         if below:
             each = "; ".join(f"{model.about} below {rate:g} Mbit/s" for model, rate in below)
             yield False, f"{what}: one laptop alone is as fast, or faster: {each}."
+
+
+def _measured(journal: Journal) -> Iterator[Claim]:
+    """How many times one laptop several are in the lab, with what is chosen and with DDP's hooks."""
+    for way in (*HOOKS, *QUALITIES):
+        times = {}
+        for name, net, members, _ in MEASURED:
+            for entry in journal.of(measured_name(name, net, members))[-1:]:
+                figures = entry.figures
+                step_s = median(figures[way]) if way in HOOKS else quality_figure(figures, f"{way}: ")[1]
+                times[measured_name(name, net, members)] = members * median(figures["alone"]) / step_s
+        called = way if way in HOOKS else f"`{way}`"
+        for pays in (True, False):
+            each = [f"{value:.2f} {name}" for name, value in times.items() if (value >= PAYS_FROM) is pays]
+            if each:
+                yield pays, f"Times one laptop alone, measured, {called}: {'; '.join(each)}."
 
 
 def _from(rates: Sequence[float], values: Sequence[float]) -> tuple[float | None, float]:
