@@ -142,7 +142,7 @@ def _stragglers(journal: Journal) -> Iterator[Claim]:
 
 def _predicted(journal: Journal) -> Iterator[Claim]:
     """How far what `plan` says can be relied on."""
-    found = predicted_page.cells(journal)
+    found = [cell for cell in predicted_page.cells(journal) if not cell.shows_the_machine]
     for what, value, goal in predicted_page.judged(found) if found else ():
         yield value <= goal, f"Predictions, {len(found)} jobs in the lab: {what}: {value:.1%} (goal {goal:.0%})."
 

@@ -262,3 +262,21 @@ def test_of_the_grid_each_settings_count_once(tmp_path: Path) -> None:
     (found,) = predicted_page.cells(filled(tmp_path, *entries))
     assert found.of_one == pytest.approx(2.0)
     assert found.error == pytest.approx(-0.1)
+    assert found.cores_used == pytest.approx(4 * (0.1 + 0.1) / 2.0)
+    assert not found.shows_the_machine
+
+
+def test_what_the_shared_cores_decide_is_shown_and_not_judged(tmp_path: Path) -> None:
+    """Four laptops that use nine tenths of the two cores would not on cores of their own."""
+    figures = {"bsp fp32": [1.0], "daemons_cpu_s": [0.4], "sent_bytes": [1.0], "planned_s": [0.5], "of_one": [2.0]}
+    quiet = {**figures, "bsp fp32": [2.0], "planned_s": [2.0]}
+    journal = filled(
+        tmp_path,
+        (grid.ALONE, {"step_s": [0.5], "cpu_s": [0.05]}),
+        (grid.measured_name(50.0, grid.WAYS[0]), quiet),
+        (grid.measured_name(5000.0, grid.WAYS[0]), figures),
+    )
+    text = predicted_page.page(journal)
+    assert "| `bsp fp32` (shows the machine) | 1.00 s | 500 ms | -50.0% |" in text
+    assert "| of 1 cells | found | goal | |" in text
+    assert "| error of a step, median | 0.0% | 5% | **met** |" in text
