@@ -20,7 +20,7 @@ BRISK = {
     "randomk": "randomk:0.1",
     "dgc": "dgc:0.1,ramp=0",
     "powersgd": "powersgd:2,warmup=0",
-    "lgc": "lgc:0.1,refresh=1,warmup=0,train=2",
+    "lgc": "lgc:0.1,refresh=1,warmup=0,train=2+fp32",
 }
 """By family, what is itself from its first rounds on, and sends enough for a few to show it."""
 

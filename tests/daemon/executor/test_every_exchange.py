@@ -19,10 +19,13 @@ from tests.daemon.churnring import ChurnRing
 from tests.daemon.executorring import NORM_BUCKETS, PLAN
 from tests.daemon.shardedmesh import Wide, constant_offers, in_units, without_padding
 from tests.everysetting import TOPOLOGIES, codecs
+from tests.tiers import mostly_slow
 
-MEMBERS, ROUNDS = 3, 4
+MEMBERS, ROUNDS = 3, 3
 NO_MOMENTUM = Momentum.model_construct(factor=0.0, nesterov=False)  # so that what is owed are gradients
-PARAMETERS = slice(PLAN.buckets[NORM_BUCKETS].start)
+PARAMETERS = np.zeros(PLAN.total_values, bool)
+for span in PLAN.spans[: PLAN.buckets[NORM_BUCKETS].spans.start]:
+    PARAMETERS[span.start : span.start + span.count] = True  # padding is nobody's
 
 
 class LinkedRing(ChurnRing):
@@ -63,18 +66,35 @@ class LinkedRing(ChurnRing):
 
 
 def every_exchange() -> Iterator[tuple[str, str, int]]:
-    for text in codecs():
-        codec = parse_codec(text)
-        for topology in TOPOLOGIES:
-            try:
-                collective_for(codec, topology)
-            except ValueError:
-                continue
-            yield from ((text, topology, bound) for bound in (0, 1) if suits(sync_settings(f"ssp:{bound}"), codec))
+    """First each codec over its usual topology, and one that adds up over each."""
+    legal = [
+        (text, topology, bound)
+        for text in codecs()
+        for topology in TOPOLOGIES
+        if goes(text, topology)
+        for bound in (0, 1)
+        if suits(sync_settings(f"ssp:{bound}"), parse_codec(text))
+    ]
+    return iter(sorted(legal, key=lambda one: not is_usual(*one)))
+
+
+def goes(codec: str, topology: str) -> bool:
+    try:
+        collective_for(parse_codec(codec), topology)
+    except ValueError:
+        return False
+    return True
+
+
+def is_usual(codec: str, topology: str, staleness: int) -> bool:
+    usual = collective_for(parse_codec(codec)).topology.name == topology
+    return staleness == 0 and (usual or codec == "fp16")
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize(("codec", "topology", "staleness"), [*every_exchange()])
+@pytest.mark.parametrize(
+    ("codec", "topology", "staleness"), mostly_slow(every_exchange(), sum(is_usual(*one) for one in every_exchange()))
+)
 async def test_all_have_the_same_means_of_what_was_sent(
     codec: str, topology: str, staleness: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,9 +106,10 @@ async def test_all_have_the_same_means_of_what_was_sent(
     applied, sent, spec = ring.applied(), ring.sent(), parse_codec(codec)
     if spec.error_feedback and not spec.of_senders:
         came = ROUNDS * np.sum(sent, axis=0)
+        rounded = spec.warmup or (spec.family.transforms and spec.choice("values") != "fp32")
         error = np.abs(applied + ring.owed() - came).max()
-        assert error <= (2e-3 if spec.warmup or spec.family.transforms else 1e-5) * np.abs(came).max(), "P1"
+        assert error <= (2e-3 if rounded else 1e-5) * np.abs(came).max(), "P1"
     for own in sent:
         share = float(applied @ own / (own @ own)) / ROUNDS
-        assert share > 0.01 if spec.error_feedback else abs(share - 1.0) < 0.2, share
+        assert share > 0.01 if spec.error_feedback else round(share) == 1, share
     ring.close()
