@@ -511,6 +511,19 @@ def test_every_promise_names_a_test_that_exists() -> None:
     assert not [row for row in rows if "::" not in row], "promises without a test"
 
 
+def test_every_equality_names_tests_that_exist() -> None:
+    """tests/train/EQUALITIES.md says where each is proved, in process and on real daemons."""
+    text = (ROOT / "tests/train/EQUALITIES.md").read_text("utf-8")
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", text)
+    assert len(named) > 20
+    missing = [
+        f"{path}::{test}"
+        for path, test in named
+        if not re.search(rf"^(async )?def {test}\(", (ROOT / "tests" / path).read_text("utf-8"), re.M)
+    ]
+    assert not missing
+
+
 @pytest.mark.asyncio
 async def test_asyncio_watches_itself() -> None:
     """Tests run in asyncio's debug mode, which reports what was never awaited and what blocks the loop."""

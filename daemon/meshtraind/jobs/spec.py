@@ -19,6 +19,7 @@ from meshwire.jobs.lifecycle import new_job_id
 from meshwire.message_base import Wire
 from meshwire.messages.job import BlobRef, JobSpec, ResumePoint
 from meshwire.messages.local import Submit, SubmitProgress
+from meshwire.model.fragments import check_fragments
 from meshwire.model.masks import masks_of
 from meshwire.model.plan import BUCKET_BYTES
 from meshwire.peer_news import joined
@@ -36,9 +37,10 @@ def check_settings(body: Submit, *, unequal_peers: bool) -> SyncSettings:
             body.sync, body.straggler, body.visibility, body.own, body.shares, unequal_peers=unequal_peers
         )
         codec = codec_of(sync, body.codec)
-        masks_of(body.masks, sync, codec)
-        rate_rule_of(body.scale_lr, sync)
         collective_for(codec, body.topology)
+        rate_rule_of(body.scale_lr, sync)
+        check_fragments(sync, codec, partial=body.masks is not None)
+        masks_of(body.masks, sync, codec)
     except ValueError as error:
         raise RequestFailed(str(error)) from error
     reason = refusal_of_learners(

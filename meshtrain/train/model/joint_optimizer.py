@@ -144,7 +144,17 @@ def members_of(optimizer: Optimizer) -> tuple[Optimizer, ...]:
     return optimizer.members if isinstance(optimizer, JointOptimizer) else (optimizer,)
 
 
-def check_joint(optimizer: Optimizer, sync: SyncSettings, codec: CodecSpec, *, partial: bool) -> None:
+def check_joint_mode(optimizer: Optimizer, sync: SyncSettings) -> None:
+    """Raises NotSupported where several optimizers cannot be trained with this `--sync`."""
+    one_at_a_time = sync.period or sync.staleness or sync.signs or sync.accumulate > 1
+    if isinstance(optimizer, JointOptimizer) and one_at_a_time:
+        raise NotSupported(
+            f"--sync {sync.text()} with several optimizers: between two of them a step would have to wait for the "
+            "round before it in any case. Use --sync bsp"
+        )
+
+
+def check_joint(optimizer: Optimizer, codec: CodecSpec, *, partial: bool) -> None:
     """Raises NotSupported where several optimizers cannot be trained so.
 
     Args:
@@ -152,11 +162,6 @@ def check_joint(optimizer: Optimizer, sync: SyncSettings, codec: CodecSpec, *, p
     """
     if not isinstance(optimizer, JointOptimizer):
         return
-    if sync.period or sync.staleness or sync.signs or sync.accumulate > 1:
-        raise NotSupported(
-            f"--sync {sync.text()} with several optimizers: between two of them a step would have to wait for the "
-            "round before it in any case. Use --sync bsp"
-        )
     if codec.error_feedback or codec.two_phases or codec.of_momentum or codec.momentum:
         raise NotSupported(
             f"--codec {codec} with several optimizers: what it leaves out of the one's gradients would be sent with "

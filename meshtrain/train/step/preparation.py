@@ -10,7 +10,7 @@ import torch
 
 from meshtrain.errors import NotSupported
 from meshtrain.train.model import optimizers, tensors
-from meshtrain.train.model.joint_optimizer import check_joint
+from meshtrain.train.model.joint_optimizer import check_joint, check_joint_mode
 from meshtrain.train.model.tensors import ModelTensors
 from meshtrain.train.optim.frozen_variance import check_variance_possible
 from meshtrain.train.optim.momentum_handover import momentum_of
@@ -50,6 +50,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer, sync: SyncSettings, scale_
     """Raises NotSupported for an optimizer that cannot work with averaged gradients, or not with this `--sync`, or this
     `--scale-lr`."""
     optimizers.check(optimizer)
+    check_joint_mode(optimizer, sync)
     if sync.signs:
         check_signs_possible(optimizer)
     if sync.muon:
@@ -78,7 +79,7 @@ def describe_model(
     growing = progressive.find(model)
     outputs = [model] if growing is None else list(growing.heads)
     of_muon = hidden_matrices(model, outputs, optimizer) if sync.muon else []
-    check_joint(optimizer, sync, codec, partial=growing is not None or masks is not None)
+    check_joint(optimizer, codec, partial=growing is not None or masks is not None)
     layout = optimizers.describe(optimizer, specs, places, of_muon) + (f"; loader: {loader}" if loader else "")
     momentum = momentum_of(optimizer) if codec.momentum else None
     if codec.of_momentum:

@@ -114,11 +114,12 @@ def test_models_are_those_of_algorithm_1(make: Make, members: int, total: int, s
 
 
 class Watched:
-    """What each learner computes with after each of its steps, and the base, by parameter."""
+    """What each learner computes with after each of its steps, its gradients in it, and the base, by parameter."""
 
     def __init__(self, members: int, sync: str, rounds: int, make: Make = sgd, *, still_after: int = 1000) -> None:
         """Without a loader: all batches count alike. Behind `still_after` rounds nothing is learnt any more."""
         self.own: list[list[list[Tensor]]] = [[] for _ in range(members)]
+        self.gradients: list[list[list[Tensor]]] = [[] for _ in range(members)]
         self.base: list[list[list[Tensor]]] = [[] for _ in range(members)]
         self.models = [net() for _ in range(members)]
 
@@ -129,6 +130,7 @@ class Watched:
                     optimizer.param_groups[0]["lr"] = 0.0
                 step(model, optimizer, batch(100 * rank + number))
                 self.own[rank].append(_values(model))
+                self.gradients[rank].append([p.grad.double() for p in model.parameters() if p.grad is not None])
                 with session.base():
                     self.base[rank].append(_values(model))
                 assert all(torch.equal(p, q) for p, q in zip(_values(model), self.own[rank][-1], strict=True)), "O7"
@@ -165,6 +167,22 @@ def test_without_gradients_nothing_is_lost_and_own_weights_come_nearer(members: 
         assert float((among[:, at] - (1 - alpha) * among[:, at - 1]).norm()) <= TOLERANCE * float(z[at].norm())
     assert float(mean[still].norm()) > 1e-3
     assert members == 1 or float(among[:, still].norm()) > 1e-3
+
+
+@pytest.mark.parametrize("members", [2, 3])
+def test_with_gradients_the_sum_of_all_models_moves_by_them_alone(members: int) -> None:
+    """ALGORITHMS 2, SMA: with mu = 0 the sum of all own weights and z changes by -eta * sum g, and z is the mean of
+    what all had stepped to. On real daemons: `test_real_equalities.py`."""
+    seen = Watched(members, "sma:1,momentum=0", 10)
+    own, gradients = (
+        torch.stack([torch.stack([_flat(at) for at in of]) for of in each]) for each in (seen.own, seen.gradients)
+    )
+    z = torch.stack([_flat(at) for at in seen.base[0]])
+    stepped = own[:, :-1] - 0.05 * gradients[:, 1:]
+    total, before = own[:, 1:].sum(0) + z[1:], stepped.sum(0) + z[:-1]
+    assert float((total - before).norm() / before.norm()) <= TOLERANCE
+    assert float((z[1:] - stepped.mean(0)).norm() / z[1:].norm()) <= TOLERANCE
+    assert float((own[0, 1:] - z[1:]).norm() / z[1:].norm()) > 1e-3, "own weights are not the base"
 
 
 @pytest.mark.parametrize(("members", "mu"), [(1, 0.9), (2, 0.0), (2, 0.9), (3, 0.5)])

@@ -2,12 +2,7 @@
 rounds that overlap, `sma`. All of it is the learner's own (O8), so the base is as a few lines of torch make it of the
 learners' weights, whatever each has done to come by them."""
 
-import contextlib
 import copy
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
@@ -19,72 +14,12 @@ from meshtrain.train.session import LearnerSession
 from meshwire.sync_modes.mode import SyncSettings, sync_settings
 from tests.tiers import mostly_slow
 from tests.train.localdaemon import LocalDaemon
-from tests.train.replicas import Batch, assert_equal, batch, distance, momentum, net, sgd
+from tests.train.replicas import assert_equal, batch, distance, momentum, net, sgd
+from tests.train.scripts import Learner, Script
 
 STEPS = 12
-MODES = ("diloco:4,stream=2", "diloco:6,stream=2,tau=2", "sma:3")
+MODES = ("diloco:4,stream=2", "diloco:6,stream=2,tau=2", "sma:3", "diloco:3")
 OWN_PART = 0.5  # alpha of streaming DiLoCo
-
-
-@dataclass(frozen=True)
-class Script:
-    """What a script has beside model and optimizer."""
-
-    name: str
-    parts: tuple[tuple[int, ...], ...] = ((0,), (1, 2, 3))
-    """Positions of parameters, cut in two by hand."""
-    norm: bool = False
-    frozen: bool = False
-    groups: bool = False
-    schedule: bool = False
-    clip: bool = False
-    accumulate: bool = False
-    scaled: bool = False
-    compiled: bool = False
-    dtype: torch.dtype = torch.float32
-
-
-class Learner:
-    """A learner that runs such a script, with a model and optimizer of its own."""
-
-    def __init__(self, script: Script) -> None:
-        self.script = script
-        self.model = net(norm=script.norm).to(script.dtype)
-        if script.frozen:
-            self.model[0].bias.requires_grad_(False)
-        trained = [p for p in self.model.parameters() if p.requires_grad]
-        given: Any = [{"params": trained[:2]}, {"params": trained[2:], "lr": 0.01}] if script.groups else trained
-        self.optimizer = torch.optim.SGD(given, lr=0.05, momentum=0.9)
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=3) if script.scaled else None
-
-    def begin(self) -> None:
-        """Behind `mt.prepare`."""
-        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.7) if self.script.schedule else None
-        self.forward = torch.compile(self.model, backend="eager") if self.script.compiled else self.model
-
-    def step(
-        self,
-        of: Batch,
-        clip: Callable[..., Any] = nn.utils.clip_grad_norm_,
-        no_sync: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
-    ) -> None:
-        self.optimizer.zero_grad()
-        micro = zip(of[0].chunk(2), of[1].chunk(2), strict=True) if self.script.accumulate else [of]
-        for x, y in micro:
-            with no_sync(), torch.autocast("cpu", torch.bfloat16, enabled=self.script.scaled):
-                loss = nn.functional.mse_loss(self.forward(x.to(self.script.dtype)), y.to(self.script.dtype))
-            (loss if self.scaler is None else self.scaler.scale(loss)).backward()
-        if self.script.clip:
-            if self.scaler is not None:
-                self.scaler.unscale_(self.optimizer)
-            clip(self.model.parameters(), 0.2)
-        if self.scaler is None:
-            self.optimizer.step()
-        else:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-        if self.schedule is not None:
-            self.schedule.step()
 
 
 class Reference:

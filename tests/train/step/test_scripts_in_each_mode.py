@@ -1,0 +1,129 @@
+"""What scripts do around `optimizer.step()`, in every mode that there is: it works, or is refused by name.
+
+All learners have the same data, so wherever the mean of what they have is what each has, a job is one process without a
+mesh. What other modes make of their learners' weights: `test_scripts_in_periods.py` (parts that take turns, `sma`),
+`test_inner_muon.py`, `test_overlapped_periods.py`; and of gradients that come late: `test_stale_accumulation.py`.
+"""
+
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from meshtrain.errors import NotSupported
+from meshtrain.train.model.joint_optimizer import JointOptimizer
+from meshtrain.train.session import LearnerSession
+from meshwire.sync_modes.mode import SyncSettings, sync_settings
+from tests.everysetting import MODES
+from tests.tiers import mostly_slow
+from tests.train import scripts
+from tests.train.localdaemon import LocalDaemon
+from tests.train.replicas import assert_equal, batch, net
+from tests.train.scripts import Learner, Script
+
+STEPS, SAMPLES = 12, 12
+EXACT = Script("a schedule, accumulation, groups, a frozen parameter, BatchNorm", norm=True, frozen=True, groups=True,
+               schedule=True, accumulate=True)  # fmt: skip
+ROUNDED = Script("autocast, a scaler, clipping", scaled=True, clip=True)
+TOLERANCES = {EXACT: 1e-5, ROUNDED: 0.05}  # of bfloat16 8 bits are left
+Make = Callable[[Any], torch.optim.Optimizer]
+
+
+def maker(sync: SyncSettings) -> Make:
+    """Of an optimizer that the mode takes."""
+    if sync.signs:
+        return lambda groups: torch.optim.SGD(groups, lr=0.01)
+    return (lambda groups: torch.optim.AdamW(groups, lr=0.01)) if sync.muon else scripts.momentum
+
+
+def is_one_process(sync: SyncSettings, script: Script) -> bool:
+    """Whether learners with the same data are one, in this mode. With a bound own gradients are clipped by the norm of
+    an earlier round."""
+    plain = not sync.period or (sync.plain_mean and not sync.central and not sync.delay)
+    return plain and not sync.muon and not (script.clip and sync.staleness and not sync.period)
+
+
+def trained(script: Script, sync: SyncSettings) -> list[Learner]:
+    learners = [Learner(script, maker(sync)) for _ in range(2)]
+
+    def run(session: LearnerSession, rank: int) -> None:
+        learner = learners[rank]
+        session.prepare(learner.model, learner.optimizer, learner.scaler)
+        learner.begin()
+        for number in range(STEPS):
+            learner.step(batch(number, SAMPLES), session.clip_grad_norm_, session.no_sync)
+
+    fixed = "fixed" if sync.staleness and not sync.fragments else None
+    with LocalDaemon(2, sync=sync.text(), visibility=fixed) as daemon:
+        daemon.run(run)
+        assert all(len(set(ranks.values())) == 1 for ranks in daemon.hashes.values()), "O9: base hashes"
+        assert len(daemon.hashes) == daemon.round > 0
+    assert_equal([learner.model for learner in learners])
+    return learners
+
+
+def alone(script: Script, sync: SyncSettings) -> Learner:
+    """One process in plain torch. Of `demo` the step is on signs, and of `bsp,accumulate=A` on the mean of A steps."""
+    learner = Learner(script, maker(sync))
+    learner.begin()
+    for number in range(STEPS):
+        if number % sync.accumulate == 0:
+            learner.optimizer.zero_grad()
+        learner.backward(batch(number, SAMPLES), share=1 / sync.accumulate)
+        if (number + 1) % sync.accumulate == 0:
+            learner.apply(each=torch.Tensor.sign_ if sync.signs else lambda _: None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a schedule's step before the optimizer's first
+            learner.advance()
+    return learner
+
+
+def far(ours: Learner, theirs: Learner, *, buffers: bool) -> float:
+    """Largest relative distance of any tensor."""
+    worst = 0.0
+    for (name, p), q in zip(ours.model.state_dict().items(), theirs.model.state_dict().values(), strict=True):
+        assert torch.isfinite(p).all(), name
+        if buffers or name in dict(ours.model.named_parameters()):
+            worst = max(worst, float((p.double() - q.double()).norm() / q.double().norm().clamp_min(1e-12)))
+    return worst
+
+
+@pytest.mark.parametrize("script", [EXACT, ROUNDED], ids=lambda script: script.name)
+@pytest.mark.parametrize("mode", MODES)
+def test_scripts_work_in_each_mode(mode: str, script: Script) -> None:
+    """O3 to O6, O8: replicas and base hashes are bit-equal; where a job is one process, it has that one's weights, and
+    where no round is late its statistics too."""
+    sync = sync_settings(mode)
+    ours = trained(script, sync)[0]
+    assert far(ours, Learner(script), buffers=False) > 0.02, "it is trained"
+    if script.frozen:
+        assert torch.equal(ours.model.get_parameter("0.bias"), Learner(script).model.get_parameter("0.bias"))
+    if is_one_process(sync, script):
+        assert far(ours, alone(script, sync), buffers=not sync.staleness) <= TOLERANCES[script]
+
+
+@pytest.mark.parametrize("mode", mostly_slow(["bsp", "local:2", "ssp:2", "bsp,accumulate=2", "demo", "sma:2"]))
+def test_compiled_models_work(mode: str) -> None:
+    """One mode for each kind of step: what a model is compiled to knows nothing of the rounds behind its backward
+    pass."""
+    script, sync = replace(EXACT, compiled=True), sync_settings(mode)
+    ours = trained(script, sync)[0]
+    if is_one_process(sync, script):
+        assert far(ours, alone(replace(script, compiled=False), sync), buffers=not sync.staleness) <= 1e-5
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "bsp"])
+def test_several_optimizers_are_refused_by_name(mode: str) -> None:
+    """O11; with `bsp` they work: `test_several_optimizers.py`."""
+
+    def script(session: LearnerSession, _: int) -> None:
+        model = net()
+        session.prepare(model, JointOptimizer([torch.optim.SGD(model[at].parameters(), lr=0.1) for at in (0, 2)]))
+
+    told = rf"^--sync {re.escape(mode)} with several optimizers: .*\. Use --sync bsp$"
+    with LocalDaemon(1, sync=mode) as daemon, pytest.raises(NotSupported, match=told):
+        daemon.run(script)
