@@ -19,6 +19,7 @@ from meshwire.jobs.lifecycle import new_job_id
 from meshwire.message_base import Wire
 from meshwire.messages.job import BlobRef, JobSpec, ResumePoint
 from meshwire.messages.local import Submit, SubmitProgress
+from meshwire.model.fragments import check_fragments
 from meshwire.model.masks import masks_of
 from meshwire.model.plan import BUCKET_BYTES
 from meshwire.peer_news import joined
@@ -38,6 +39,7 @@ def check_settings(body: Submit, *, unequal_peers: bool) -> SyncSettings:
         codec = codec_of(sync, body.codec)
         masks_of(body.masks, sync, codec)
         rate_rule_of(body.scale_lr, sync)
+        check_fragments(sync, codec, partial=body.masks is not None)
         collective_for(codec, body.topology)
     except ValueError as error:
         raise RequestFailed(str(error)) from error
