@@ -260,6 +260,16 @@ def session(
     sync: str | None = None,
     codec: str | None = None,
     topology: str | None = None,
+    learners: int = 1,
+    masks: str | None = None,
+    scale_lr: str | None = None,
+    straggler: str | None = None,
+    visibility: str | None = None,
+    own: str | None = None,
+    shares: str | None = None,
+    on_nan: str = "stop",
+    seed: int | None = None,
+    checkpoint_every: str | None = None,
     data: "str | Path | None" = None,
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
@@ -282,7 +292,8 @@ def session(
     Args:
         peers: on so many devices, this one included.
         on: on exactly these, by names or ids.
-        sync, codec, topology: as of `meshtrain submit`.
+        sync, codec, topology, learners, masks, scale_lr, straggler, visibility, own, shares, on_nan, seed,
+            checkpoint_every: as of `meshtrain submit`. Of several learners on a device the first one's result counts.
         data: folder to ship; ./data if there is one.
         include, exclude: patterns of files of the working directory to ship, or not to. Notebooks stay here.
         env: environment variables of the function.
@@ -298,6 +309,7 @@ def session(
     """
     from meshtrain.notebook.mesh_session import MeshSession
     from meshtrain.notebook.session_options import SessionOptions
+    from meshwire.jobs.checkpoint_schedule import CHECKPOINT_EVERY
 
     def path(given: "str | Path | None") -> Path | None:
         return None if given is None else Path(given)
@@ -309,6 +321,16 @@ def session(
             sync=sync,
             codec=codec,
             topology=topology,
+            learners=learners,
+            masks=masks,
+            scale_lr=scale_lr,
+            straggler=straggler,
+            visibility=visibility,
+            own=own,
+            shares=shares,
+            on_nan=on_nan,
+            seed=seed,
+            checkpoint_every=checkpoint_every or CHECKPOINT_EVERY,
             data=path(data),
             include=include,
             exclude=exclude,

@@ -4,11 +4,13 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal, cast
 
 from pydantic import ValidationError
 
 from meshtrain.errors import UsageError
 from meshtrain.packing.shipped_folders import DATA_FOLDER
+from meshwire.jobs.checkpoint_schedule import CHECKPOINT_EVERY
 from meshwire.messages.local import Submit
 
 CLOUDPICKLE = ("cloudpickle>=3",)  # without which no environment loads a function
@@ -29,6 +31,16 @@ class SessionOptions:
     sync: str | None = None
     codec: str | None = None
     topology: str | None = None
+    learners: int = 1
+    masks: str | None = None
+    scale_lr: str | None = None
+    straggler: str | None = None
+    visibility: str | None = None
+    own: str | None = None
+    shares: str | None = None
+    on_nan: str = "stop"
+    seed: int | None = None
+    checkpoint_every: str = CHECKPOINT_EVERY
     data: Path | None = None
     include: Sequence[str] = ()
     exclude: Sequence[str] = ()
@@ -59,9 +71,11 @@ class SessionOptions:
 
     def check_group(self, name: str) -> None:
         """Raises UsageError for options that a function which uses torch.distributed cannot have."""
-        if self.sync or self.codec:
+        of_rounds = ("sync", "codec", "topology", "learners", "masks", "scale_lr")
+        if said := [option for option in of_rounds if getattr(self, option) not in (None, 1)]:
             raise UsageError(
-                f"{name} uses torch.distributed, whose collectives are exact: sync= and codec= are for functions with "
+                f"{name} uses torch.distributed, whose collectives are exact, on one rank a device: "
+                f"{', '.join(f'{option}=' for option in said)} {'is' if len(said) == 1 else 'are'} for functions with "
                 "mt.prepare"
             )
 
@@ -100,8 +114,16 @@ class SessionOptions:
                 sync=self.sync or "bsp",
                 codec=self.codec,
                 topology=self.topology,
-                on_nan="stop",
-                seed=None,
+                learners=self.learners,
+                masks=self.masks,
+                scale_lr=self.scale_lr,
+                straggler=self.straggler,
+                visibility=self.visibility,
+                own=self.own,
+                shares=self.shares,
+                on_nan=cast(Literal["stop", "skip"], self.on_nan),
+                seed=self.seed,
+                checkpoint_every=self.checkpoint_every,
                 bucket_bytes=None,
                 hash_every=0,
                 trace=False,

@@ -57,7 +57,7 @@ class World:
         """Settings of rounds would be promises that a process group does not keep."""
         spec = relay.welcome.spec
         codec = parse_codec(spec.codec)
-        if codec.name not in GROUP_CODECS or spec.sync.text() != "bsp" or spec.masks is not None:
+        if codec.name not in GROUP_CODECS or spec.sync.text() != "bsp" or spec.masks or spec.scale_lr:
             self.close()
             raise UsageError(f"this script uses torch.distributed: {GROUP_SETTINGS}")
         if not self._has_hooks:

@@ -5,6 +5,7 @@ MPI or gloo. Small ones go at once, large ones when the receiver has asked for t
 what nobody wants; and of one learner for another at most RELAY_WINDOW_BYTES are under way (P1).
 """
 
+import logging
 import os
 import socket
 import struct
@@ -30,6 +31,8 @@ from meshwire.messages.group import GroupBegin, GroupEnd, GroupWelcome, MemberLo
 from meshwire.messages.learner import Stop
 from meshwire.messages.link import Refuse
 from meshwire.messages.local import Attach
+
+log = logging.getLogger("meshtrain")
 
 CLOSE_TIMEOUT_S = 2.0  # for the daemon to close its end
 ANSWER_GRACE_S = 20.0  # for the way of a store's answer, beyond what it may take itself
@@ -457,6 +460,7 @@ class Relay:
         except GroupError as error:
             why = str(error)
         except Exception as error:  # a bug here, or of the other end: nobody shall wait for what is not read any more
+            log.exception("what came on the connection of the process group cannot be taken")
             why = f"what came cannot be taken: {type(error).__name__}: {error}"
         with self._lock:
             self._break(why)

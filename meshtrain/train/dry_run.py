@@ -12,8 +12,14 @@ from meshtrain.train.single import SingleProcess
 from meshtrain.train.step.preparation import check_optimizer, describe_model
 from meshwire.codecs.registry import CodecSpec, parse_codec
 from meshwire.memory_layout.footprint import Measurement
-from meshwire.memory_layout.shared_slots import MEASURE_CODEC_VARIABLE, MEASURE_SYNC_VARIABLE, MEASURE_VARIABLE
+from meshwire.memory_layout.shared_slots import (
+    MEASURE_CODEC_VARIABLE,
+    MEASURE_SCALE_LR_VARIABLE,
+    MEASURE_SYNC_VARIABLE,
+    MEASURE_VARIABLE,
+)
 from meshwire.sync_modes.mode import SyncSettings, sync_settings
+from meshwire.sync_modes.rate_rule import RateRule, rate_rule_of
 
 M = TypeVar("M", bound=torch.nn.Module)
 O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741
@@ -25,14 +31,15 @@ class MeasuringProcess(SingleProcess):
 
     Args:
         file: where the measurement is written, in a folder that this process may fill.
-        sync, codec: of the job that would be submitted.
+        sync, codec, scale_lr: of the job that would be submitted.
     """
 
-    def __init__(self, file: Path, sync: SyncSettings, codec: CodecSpec) -> None:
+    def __init__(self, file: Path, sync: SyncSettings, codec: CodecSpec, scale_lr: RateRule | None = None) -> None:
         super().__init__()
         self._file = file
         self._sync = sync
         self._codec = codec
+        self._scale_lr = scale_lr
 
     @classmethod
     def take(cls) -> "MeasuringProcess | None":
@@ -40,8 +47,9 @@ class MeasuringProcess(SingleProcess):
         told = os.environ.get(MEASURE_VARIABLE)
         if not told:
             return None
-        sync, codec = os.environ[MEASURE_SYNC_VARIABLE], os.environ[MEASURE_CODEC_VARIABLE]
-        return cls(Path(told), sync_settings(sync), parse_codec(codec))
+        sync, codec = sync_settings(os.environ[MEASURE_SYNC_VARIABLE]), os.environ[MEASURE_CODEC_VARIABLE]
+        scale_lr = rate_rule_of(os.environ.get(MEASURE_SCALE_LR_VARIABLE), sync)
+        return cls(Path(told), sync, parse_codec(codec), scale_lr)
 
     def prepare(self, model: M, optimizer: O, scaler: torch.amp.GradScaler | None = None) -> tuple[M, O]:
         """Never returns. Raises what it raises in such a job, and SystemExit."""
@@ -61,7 +69,7 @@ class MeasuringProcess(SingleProcess):
         return folder
 
     def _end(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> NoReturn:
-        measurement, _ = measured_model(model, optimizer, self._sync, self._codec)
+        measurement, _ = measured_model(model, optimizer, self._sync, self._codec, self._scale_lr)
         write_whole(self._file, measurement.model_dump_json())
         raise SystemExit(0)
 
@@ -74,10 +82,14 @@ def write_whole(file: Path, text: str) -> None:
 
 
 def measured_model(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, sync: SyncSettings, codec: CodecSpec
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    sync: SyncSettings,
+    codec: CodecSpec,
+    scale_lr: RateRule | None = None,
 ) -> tuple[Measurement, ModelTensors]:
     """What a script has prepared. Raises what `mt.prepare` raises in such a job."""
-    check_optimizer(optimizer, sync)
+    check_optimizer(optimizer, sync, scale_lr)
     prepared = describe_model(model, optimizer, sync, codec, None)
     size = model_size(prepared.tensors, optimizer, prepared.of_muon)
     return Measurement(manifest=prepared.tensors.manifest, size=size), prepared.tensors

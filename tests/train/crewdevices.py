@@ -4,11 +4,10 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from meshtrain.errors import JobStopped, MeshtrainError
+from meshtrain.errors import JobStopped
 from meshtrain.train.link.environment import Environment
 from meshtrain.train.session import LearnerSession
 from meshtraind.crew.joint_learner import DaemonEntrance, JointLearner
@@ -77,30 +76,15 @@ class CrewDevice:
 
 def run_crews(daemon: LocalDaemon, script: Callable[[LearnerSession, int], T]) -> list[T]:
     """Runs the script once for each learner of each rank, by `mt.rank()`, as `LocalDaemon.run` does for each rank."""
-    errors: list[Exception] = []
-    learners = daemon.spec.learners
-
-    def run(device: CrewDevice, learner: int) -> T:
-        session = LearnerSession.attach(device.environment(learner))
-        try:
-            result = script(session, session.rank)
-            session.finish()
-            return result
-        except Exception as error:
-            errors.append(error)
-            daemon.stop(f"learner {learner + 1} failed")
-            raise
-        finally:
-            with contextlib.suppress(MeshtrainError):  # the first error is raised below
-                session.finish()
-
     with contextlib.ExitStack() as stack:
         devices = [stack.enter_context(CrewDevice(daemon, rank)) for rank in range(daemon.members)]
-        with ThreadPoolExecutor(daemon.members * learners) as pool:
-            results = [pool.submit(run, device, learner) for device in devices for learner in range(learners)]
+        environments = [device.environment(each) for device in devices for each in range(daemon.spec.learners)]
+        results, errors = daemon.run_each(environments, script)
         failures = [device.failure for device in devices if device.failure is not None]
     if errors and not isinstance(errors[0], JobStopped):
         raise errors[0]
     if failures:
         raise AssertionError(failures[0])
-    return [result.result() for result in results]
+    if errors:
+        raise errors[0]
+    return results

@@ -6,7 +6,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -185,10 +185,22 @@ class LocalDaemon:
 
         When one fails the others are stopped, as a job would; the first error is raised.
         """
+        results, errors = self.run_each([self.environment(rank) for rank in range(self.members)], script)
+        self._raise_errors()
+        if errors:
+            raise errors[0]
+        return results
+
+    def run_each(
+        self, environments: Sequence[Environment], script: Callable[[LearnerSession, int], T]
+    ) -> tuple[list[T], list[Exception]]:
+        """Runs the script once in each of these, in order of `mt.rank()`, each in a thread with a session that is
+        finished at the end. When one fails the others are stopped. Returns their results, unless one has failed, and
+        the errors, the first one first."""
         errors: list[Exception] = []
 
         def learner(rank: int) -> T:
-            session = LearnerSession.attach(self.environment(rank))
+            session = LearnerSession.attach(environments[rank])
             try:
                 result = script(session, rank)
                 session.finish()
@@ -198,15 +210,12 @@ class LocalDaemon:
                 self.stop(f"rank {rank} failed")
                 raise
             finally:
-                with contextlib.suppress(MeshtrainError):  # the first error is raised below
+                with contextlib.suppress(MeshtrainError):  # the first error is the one to tell
                     session.finish()
 
-        with ThreadPoolExecutor(self.members) as pool:
-            results = [pool.submit(learner, rank) for rank in range(self.members)]
-        self._raise_errors()
-        if errors:
-            raise errors[0]
-        return [result.result() for result in results]
+        with ThreadPoolExecutor(len(environments)) as pool:
+            running = [pool.submit(learner, rank) for rank in range(len(environments))]
+        return [] if errors else [each.result() for each in running], errors
 
     # What a test scripts: see `LocalRounds`
 

@@ -60,6 +60,7 @@ class RunDir:
                 "make it writable for your user, or choose another with --data-dir"
             ) from error
         except PrivacyError as error:
+            self._release()
             raise RunDirError(str(error)) from error
         except BaseException:
             self._release()

@@ -104,8 +104,9 @@ def mean_into(parts: Sequence[MemberPart], index: int, weight: float, out: Value
 
 def senders_mean_into(parts: Sequence[MemberPart], index: int, weights: Sequence[float], out: Values) -> None:
     """The mean of a segment, each value's over those alone that sent it, and 0 where nobody did (SparseLoCo): who sent
-    nothing there does not pull it to zero. A part whose values have a larger norm than the median of all parts' (the
-    lower one of two) is scaled down to that. Parts are added in their order (W3), and in the same bits by all members.
+    nothing there does not pull it to zero. A part whose values have a larger norm than the median of those that sent
+    anything (the lower one of two) is scaled down to that. Parts are added in their order (W3), and in the same bits by
+    all members.
 
     A sum may overflow in silence, for whoever goes on with it looks. Raises BrokenPartError.
 
@@ -117,7 +118,8 @@ def senders_mean_into(parts: Sequence[MemberPart], index: int, weights: Sequence
         math.sqrt(squared_norm_by_halves(values.astype(np.float64))) / weight
         for (_, values), weight in zip(every, weights, strict=True)
     ]
-    median = sorted(norms)[(len(norms) - 1) // 2]
+    told = sorted(norm for norm in norms if norm) or [0.0]  # who has nothing here says nothing of how much is usual
+    median = told[(len(told) - 1) // 2]
     of_senders = np.zeros(len(out), np.float64)
     out.fill(0)
     with np.errstate(over="ignore", invalid="ignore"):

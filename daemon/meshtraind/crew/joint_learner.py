@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from meshtraind.crew.slots import CrewMemory
-from meshtraind.crew.together import NotAlikeError, Together
+from meshtraind.crew.together import ALIKE, NotAlikeError, Together
 from meshtraind.learner.shared_memory import SharedMemoryError
 from meshtraind.machine.event_loop import connect_locally
 from meshtraind.runtime.tasks import TaskSet, told_elsewhere
@@ -98,6 +98,7 @@ class JointLearner(_WithoutData):
         self._tasks = TaskSet("learners", told_elsewhere)
         self._learners: dict[int, Connection] = {}
         self._gone: set[int] = set()
+        self._ended_unprepared: set[int] = set()  # their scripts have ended well
         self._daemon = Connection(_FromDaemon(self), name="the daemon")
         self._welcomed: asyncio.Task[LearnerWelcome] | None = None
         self._models: dict[int, LearnerModel] = {}
@@ -113,6 +114,18 @@ class JointLearner(_WithoutData):
     def accept(self) -> Connection:
         """For somebody who calls."""
         return Connection(self, name="a learner")
+
+    def ended(self, learner: int) -> None:
+        """The script of a learner has ended well."""
+        if learner not in self._models:
+            self._ended_unprepared.add(learner)
+            self._check_all_come()
+
+    def _check_all_come(self) -> None:
+        """Nobody waits for a learner that does not come any more."""
+        if self._ended_unprepared and (self._models or self._together.behind()):
+            ended = f"learner {min(self._ended_unprepared) + 1} of this device has ended without meshtrain.prepare"
+            self._on_failure(f"{ended}, and others of its learners wait for it: {ALIKE}")
 
     async def close(self) -> None:
         """Ends all connections."""
@@ -181,6 +194,7 @@ class JointLearner(_WithoutData):
 
     async def _model(self, learner: int, body: LearnerModel) -> Wire:
         self._models[learner] = body
+        self._check_all_come()
         if len(self._models) == len(self._tokens) and self._agreed is None:
             self._agreed = self._tasks.spawn(self._agree(), "model")
             self._all_prepared.set()
@@ -261,6 +275,7 @@ class JointLearner(_WithoutData):
         except NotAlikeError as error:
             self._on_failure(str(error))
             return
+        self._check_all_come()
         if self._together.waits:
             self._tell_held()
         if isinstance(heard.device, LearnerBucket):
@@ -271,12 +286,14 @@ class JointLearner(_WithoutData):
             conn.notify(heard.answer)
 
     def lost(self, conn: Connection, reason: str) -> None:
-        """Without one of its learners the device has none; with the last one its part is over."""
+        """Without one of its learners that train the device has none; with the last one its part is over. How one ends
+        that has not prepared, its process tells."""
         learner = self._place_of(conn)
         if learner is None:
             return
         self._gone.add(learner)
-        if learner not in self._together.finished or len(self._gone) == len(self._tokens):
+        trained = learner in self._models and learner not in self._together.finished
+        if trained or len(self._gone) == len(self._tokens):
             self._daemon.close(f"a learner of this device has gone: {reason}")
 
     def _place_of(self, conn: Connection) -> int | None:

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -97,9 +97,12 @@ class LearnerProcesses:
             self._why = why
             self._end()
 
-    async def wait(self) -> int:
+    async def wait(self, on_end: Callable[[int], None]) -> int:
         """Waits for the end of all, without a deadline of its own: whoever started this process has one. One that
         ends otherwise than well ends the others.
+
+        Args:
+            on_end: is told of each that ends well, by itself.
 
         Returns:
             The exit code of the first that did, negative where it was killed by that signal; 0: all ended well.
@@ -112,7 +115,10 @@ class LearnerProcesses:
         while waiting:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for learner, code in sorted((waiting.pop(task), task.result()) for task in done):
-                if code and failed is None:
+                if not code:
+                    if not self._asked_to_end:
+                        on_end(learner)
+                elif failed is None:
                     failed = learner, code
                     if not self._asked_to_end:
                         self._end()

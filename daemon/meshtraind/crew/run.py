@@ -58,7 +58,7 @@ async def run(learners: int, command: LearnerCommand, variables: MutableMapping[
                     own[KEPT_FD_VARIABLE] = kept
                     inherited += (memory_found(kept),) if kept.isdecimal() else ()
                 await processes.start(own, inherited)
-            return await processes.wait()
+            return await processes.wait(joint.ended)
         finally:
             server.close()
             await joint.close()

@@ -44,7 +44,10 @@ class Resuming:
         of."""
         saved = self._manifest
         if body.samples != saved.space:
-            raise RequestFailed(f"the script's loader reads {body.samples}, that of {self._name} read {saved.space}")
+            raise RequestFailed(
+                f"the script's loader reads {body.samples}, that of {self._name} read {saved.space}: give it the same "
+                "samples in the same batches, and submit with as many --learners as then"
+            )
         if body.manifest.state_digest().hex() != saved.model:
             raise RequestFailed(f"the script prepares another model or optimizer than that of {self._name}")
         complete, chain = begins_after(self._point)

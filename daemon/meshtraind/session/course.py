@@ -132,7 +132,7 @@ def described(spec: JobSpec, changes: Sequence[SettingsChange] = ()) -> tuple[tu
         "codec": spec.codec,
         "changed": "; ".join(told_of(changes, one) for one in changes),
         "topology": spec.topology or "",
-        "masks": "" if spec.masks is None else str(spec.masks),
+        "masks": "" if spec.masks is None else spec.masks.text(),
         "scale-lr": "" if spec.scale_lr is None else spec.scale_lr.text(),
         "engine": spec.engine,
         "a gradient that is not finite": spec.on_nan,

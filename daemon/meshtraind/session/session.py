@@ -43,6 +43,7 @@ from meshwire.messages.group import EITHER_OR, GroupWelcome, GroupWorld, WorldHe
 from meshwire.messages.job import BaseHash, End, Generation, JobSummary, Outcome
 from meshwire.messages.learner import LearnerHash, LearnerWelcome
 from meshwire.messages.local import SettingsTaken
+from meshwire.model.manifest import NOT_IN_TURNS
 from meshwire.sync_modes.settings_changes import SettingsWish, options_text
 from meshwire.timeouts import Timeouts
 
@@ -600,6 +601,9 @@ class JobSession:
             raise RequestFailed(f"job {spec.job} has no rounds now: ask again when its learners compute")
         if why := change_refusal(spec, wish):
             raise RequestFailed(why)
+        feeds_back = wish.codec is not None and parse_codec(wish.codec).error_feedback
+        if feeds_back and self.passage.manifest.several_optimizers:
+            raise RequestFailed(f"--codec {wish.codec} {NOT_IN_TURNS}")
         before = job.in_force()
         codec = None if wish.codec is None else str(parse_codec(wish.codec))
         if codec in (None, str(parse_codec(before.codec))) and wish.period in (None, before.period):

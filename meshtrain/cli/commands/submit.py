@@ -492,6 +492,7 @@ def submit(
                     measurement = measure(
                         *(root, relative, own_args, dict(environment), data),
                         *(settings, chosen_codec, stages, python, script if module else None),
+                        scale_lr=scale_lr,
                     )
                 available = memory_of_members(client, submitted.members)
                 memory = MemoryNeeds(

@@ -17,6 +17,7 @@ from meshwire.codecs.registry import FP32, CodecSpec
 from meshwire.memory_layout.footprint import Measurement
 from meshwire.memory_layout.shared_slots import (
     MEASURE_CODEC_VARIABLE,
+    MEASURE_SCALE_LR_VARIABLE,
     MEASURE_STEPS_VARIABLE,
     MEASURE_SYNC_VARIABLE,
     MEASURE_VARIABLE,
@@ -76,17 +77,21 @@ def measure(
     stages: Stages,
     python: str = sys.executable,
     module: str | None = None,
+    scale_lr: str | None = None,
 ) -> Measurement:
-    """What `script` prepares, run in `root` as a learner of a job with this `sync` and `codec` would run it.
+    """What `script` prepares, run in `root` as a learner of a job with these settings would run it.
 
     Args:
         module: its name, where it is run as by `python -m`.
+        scale_lr: as typed.
 
     Raises:
         NotMeasured: with the end of its output.
         CliError: when it takes too long.
     """
     asked = {MEASURE_SYNC_VARIABLE: sync.text(), MEASURE_CODEC_VARIABLE: str(codec)}
+    if scale_lr is not None:
+        asked[MEASURE_SCALE_LR_VARIABLE] = scale_lr
     written = _run(
         root,
         [python, *_program(script, module), *args],

@@ -1,5 +1,6 @@
 """The connection of a learner to its daemon: messages both ways, and the one loop in which a learner waits."""
 
+import logging
 import re
 import time
 from collections import deque
@@ -15,6 +16,8 @@ from meshwire.messages.learner import RoundDone, Stop, Waiting
 SILENCE_TIMEOUT_S = 30.0  # a daemon says about once a second for whom a learner waits
 LINGER_S = 2.0  # for the daemon to read the last messages
 START_TIMEOUT_S = 7200.0  # longer than the daemon's own patience with slow members, whose error says more
+
+log = logging.getLogger("meshtrain")
 
 N = TypeVar("N", bound=Wire)
 OnRound = Callable[[RoundDone], None]
@@ -64,12 +67,16 @@ class Channel:
         if held:
             self._client.notify(*held)
 
-    def ask(self, body: Wire, name: str, on_waiting: Callable[[str], None] | None = None) -> Wire:
-        """Sends a request that may wait for other peers. Raises RequestError, ConnectionLost."""
+    def ask(self, body: Wire, name: str) -> Wire:
+        """Sends a request that may wait for other peers. Raises RequestError, ConnectionLost.
+
+        Args:
+            name: what is asked for, for errors.
+        """
 
         def on_event(event: Wire) -> None:
-            if isinstance(event, Waiting) and on_waiting is not None:
-                on_waiting(event.reason)
+            if isinstance(event, Waiting):
+                log.debug("%s: %s", name, event.reason)
 
         self._send_held()
         return self._client.request(

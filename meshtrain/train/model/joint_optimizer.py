@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from meshtrain.errors import NotSupported, UsageError
 from meshtrain.train.model.step_patch import ReplacedStep
 from meshwire.codecs.spec import CodecSpec
+from meshwire.model.manifest import NOT_IN_TURNS
 from meshwire.sync_modes.mode import SyncSettings
 
 TWICE = (
@@ -163,9 +164,6 @@ def check_joint(optimizer: Optimizer, codec: CodecSpec, *, partial: bool) -> Non
     if not isinstance(optimizer, JointOptimizer):
         return
     if codec.error_feedback or codec.two_phases or codec.of_momentum or codec.momentum:
-        raise NotSupported(
-            f"--codec {codec} with several optimizers: what it leaves out of the one's gradients would be sent with "
-            "the other's round, and be lost. Use a codec that leaves nothing for later: fp32, fp16 or bf16"
-        )
+        raise NotSupported(f"--codec {codec} {NOT_IN_TURNS}")
     if partial:
         raise NotSupported("masks and mt.Progressive with several optimizers: prepare one that has all param groups")

@@ -12,7 +12,7 @@ from meshtrain.errors import NotSupported, UsageError
 from meshtrain.train.model.joint_optimizer import members_of
 from meshtrain.train.model.tensors import TensorPlace
 from meshwire import limits
-from meshwire.model.manifest import TensorSpec
+from meshwire.model.manifest import OPTIMIZERS_JOINT, TensorSpec
 
 Options = dict[str, Any]
 
@@ -54,7 +54,7 @@ def describe(
     number = {id(place.tensor()): index for index, place in enumerate(places)}
     members = members_of(optimizer)
     parts = [
-        " and ".join(
+        OPTIMIZERS_JOINT.join(
             f"{type(member).__module__}.{type(member).__qualname__}"
             + (f" of {len(member.param_groups)} groups" if members[1:] else "")
             for member in members

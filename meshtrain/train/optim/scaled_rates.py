@@ -57,14 +57,15 @@ class ScaledRates:
     Args:
         rule: of the job; None: by nothing.
         space: what the prepared loader reads; None: there is none, and each step counts as one sample.
+        learners: of each device, which share each unit that is dealt (R6).
 
     Attributes:
         newest: the factor of the newest round that this process has stepped on; 1 before the first one.
     """
 
-    def __init__(self, rule: RateRule | None, space: SampleSpace | None = None) -> None:
+    def __init__(self, rule: RateRule | None, space: SampleSpace | None = None, learners: int = 1) -> None:
         self.rule = rule
-        self._epoch = None if space is None or space.whole_batches else space.total
+        self._epoch = None if space is None or space.whole_batches else space.total * learners
         self.newest = 1.0
 
     def begin_round(self, done: RoundDone, told: RoundOptions | None) -> float:

@@ -151,7 +151,6 @@ class FragmentWeights:
         for beside, base in zip(self._beside, self._parameters, strict=True):
             beside.copy_(base)
         self._samples = [0.0] * len(self._fragments)
-        self._cycles_left = 0
 
     def clear(self) -> None:
         """No period is on its way any more, and local weights count no more."""

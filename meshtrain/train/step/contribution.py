@@ -68,13 +68,10 @@ class StepContribution:
         self._buffer_spans = [index for index, span in enumerate(plan.spans) if specs[span.tensor].kind == "buffer"]
         self._raw = means.slots.raw(1)
         self._taken = BoundSamples(1.0, 1.0, (), 0)
-        self.passes = 0  # backward passes whose gradients are here, or have left
-        self._weight = self._alone = 0.0  # of these: their samples, and those of a learner by itself
-        self._portion = 1.0  # the newest pass's samples
         self.trained = [index for index, span in enumerate(plan.spans) if specs[span.tensor].kind == "parameter"]
         self.step = 1
         self.passes = 0
-        self._weight = self._alone = 0.0  # of its passes together
+        self._weight = self._alone = 0.0  # of its passes together: their samples, and those of a learner by itself
         self._portion = 1.0  # the weight of the newest
         self.hyperparameters = b""
         self._plan = plan

@@ -1,6 +1,5 @@
 """All that trains one prepared model in a job, behind one object: what `mt`'s functions and the loader ask for."""
 
-import logging
 import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -16,8 +15,6 @@ from meshtrain.train.step.base import Base
 from meshtrain.train.step.boundary import StepBoundary
 from meshtrain.train.step.contribution import StepContribution
 from meshwire.messages.learner import LearnerReady, StepLost
-
-log = logging.getLogger("meshtrain")
 
 
 class ScriptSteps(Protocol):
@@ -95,7 +92,7 @@ class Engine:
             return
         self.steps.rehearsal.watcher = None
         self._end_rehearsals()
-        self._channel.ask(LearnerReady(), "the start of the first step", lambda reason: log.debug("start: %s", reason))
+        self._channel.ask(LearnerReady(), "the start of the first step")
         self._entered = True
         self.boundary.wait_start()
         self.steps.take_turns()

@@ -4,10 +4,8 @@ At the job's start as in a job that runs: the daemon compares the model with tha
 from where this one differs, and says when the first step may begin.
 """
 
-import logging
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -36,8 +34,6 @@ from meshwire.messages.learner import LearnerModel, LearnerState, LearnerWelcome
 from meshwire.model.plan import plan_buckets
 from meshwire.model.plans_by_round import RoundPlans
 from meshwire.sync_modes.mode import own_coefficient
-
-log = logging.getLogger("meshtrain")
 
 
 def start_engine(
@@ -76,7 +72,7 @@ def start_engine(
         ),
         samples=samples.space,
     )
-    _ask(channel, model, "agreement on the model")
+    channel.ask(model, "agreement on the model")
     means = RoundMeans(
         tensors, RoundPlans(plan), slots, Masks(tensors, spec.masks), drawn_values(tensors.manifest, sync, spec.seed)
     )
@@ -84,7 +80,7 @@ def start_engine(
     muon = inner_muon(prepared.optimizer, prepared.of_muon)
     state = ReplicaState(tensors, prepared.optimizer, means.masks, outer, muon)
     kept = _kept_state(environment.kept_fd, spec, means, prepared.optimizer)
-    rates = ScaledRates(spec.scale_lr, samples.space)
+    rates = ScaledRates(spec.scale_lr, samples.space, spec.learners)
     # A saved state may hold more: what its writer's scheduler has added.
     options = LeaderOptions(prepared.optimizer, rates)
     progress = _agree_on_state(channel, state, kept)
@@ -118,7 +114,7 @@ def start_engine(
 def _agree_on_state(channel: Channel, state: ReplicaState, kept: NoKeptState) -> RoundProgress:
     """Model and optimizer become what all peers have in common: the giver's at the start (G9), or where the job is now,
     by J1 (unit of transfer)."""
-    task = _ask(channel, LearnerState(units=state.digests()), "comparison of the start states")
+    task = channel.ask(LearnerState(units=state.digests()), "comparison of the start states")
     if not isinstance(task, StateTask):
         raise UnexpectedReply("the comparison of the start states", task)
     progress = RoundProgress()
@@ -139,7 +135,3 @@ def _kept_state(
         return NoKeptState()
     frozen = [tensor for _, _, tensor in means.tensors.kind("frozen")]
     return KeptState(descriptor, parameters, frozen, optimizer)
-
-
-def _ask(channel: Channel, body: Any, name: str) -> Any:
-    return channel.ask(body, name, lambda reason: log.debug("%s: %s", name, reason))

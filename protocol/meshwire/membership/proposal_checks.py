@@ -8,6 +8,7 @@ from meshwire.membership.lineage import rank_of
 from meshwire.messages.generation import Enter, Promised, Standing
 from meshwire.messages.group import GroupWorld
 from meshwire.messages.job import Generation, JobSpec, Member
+from meshwire.model.fragments import check_fragments
 from meshwire.sync_modes.settings_changes import SettingsWish, differs_below, refusal_of_codec, refusal_of_period
 
 NUMBER_MAX = 2**32 - 1
@@ -133,6 +134,7 @@ def change_refusal(spec: JobSpec, wish: SettingsWish) -> str | None:
     try:
         codec = parse_codec(wish.codec)
         topology_after(spec.topology, before, codec)
+        check_fragments(spec.sync, codec, partial=False)
     except ValueError as error:
         return str(error)
     return refusal_of_codec(spec.sync, before, codec)

@@ -26,7 +26,8 @@ SCRIPT_OUTPUT_VARIABLE = "MESHTRAIN_OUTPUT"  # what mt.output_dir() returns unde
 SCRIPT_SEED_VARIABLE = "MESHTRAIN_SEED"  # of the order of samples there
 MEASURE_VARIABLE = "MESHTRAIN_MEASURE"  # a file: mt.prepare writes the model's size there and ends the script
 MEASURE_SYNC_VARIABLE = "MESHTRAIN_MEASURE_SYNC"  # the job's --sync,
-MEASURE_CODEC_VARIABLE = "MESHTRAIN_MEASURE_CODEC"  # and its codec: what they do not allow is refused there too
+MEASURE_CODEC_VARIABLE = "MESHTRAIN_MEASURE_CODEC"  # its codec,
+MEASURE_SCALE_LR_VARIABLE = "MESHTRAIN_MEASURE_SCALE_LR"  # and its --scale-lr: what these refuse is refused there too
 MEASURE_STEPS_VARIABLE = "MESHTRAIN_MEASURE_STEPS"  # so many steps are timed too, before the script is ended
 WHY_NOT_SUFFIX = ".why"  # of a file beside it: what the script does, so that its steps cannot be timed
 

@@ -81,6 +81,14 @@ class Momentum(Wire):
     nesterov: bool
 
 
+OPTIMIZERS_JOINT = " and "
+NOT_IN_TURNS = (
+    "with several optimizers: what it leaves out of the one's gradients would be sent with the other's round, and be "
+    "lost. Use a codec that leaves nothing for later: fp32, fp16 or bf16"
+)
+"""Behind a codec."""
+
+
 class ModelManifest(Wire):
     """All tensors of a model in definition order, and its optimizer.
 
@@ -94,6 +102,11 @@ class ModelManifest(Wire):
     optimizer: Annotated[str, Field(max_length=limits.OPTIMIZER_CHARS_MAX)]
     momentum: Momentum | None = None
     travel: Travel | None = None
+
+    @property
+    def several_optimizers(self) -> bool:
+        """They take turns (O11): the description of one begins with its class, and theirs with all of their classes."""
+        return OPTIMIZERS_JOINT in self.optimizer.partition(";")[0]
 
     @property
     def used_bytes(self) -> int:

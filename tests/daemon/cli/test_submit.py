@@ -294,11 +294,15 @@ def test_memory_that_is_not_known_is_no_reason_to_refuse(measured: Endpoint) -> 
 
 
 def test_a_script_that_fails_shows_its_last_lines_and_the_rest_goes_on(measured: Endpoint, project: Path) -> None:
-    (project / "train.py").write_text("print('begins')\nraise ValueError('no such thing')\n")
-    shown = dry_run()
+    (project / "train.py").write_text(
+        "import os\nprint('begins with', os.environ['MESHTRAIN_MEASURE_SCALE_LR'])\nraise ValueError('no such thing')\n"
+    )
+    shown = dry_run("--scale-lr", "linear,warmup=9")
     assert shown.exit_code == 0
     assert [line.split()[-1] for line in shown.stdout.splitlines()] == [".gitignore", "train.py", "a.bin"]
-    assert "train.py ended with exit code 1 before it called mt.prepare:\n  begins\n" in shown.stderr
+    assert (
+        "train.py ended with exit code 1 before it called mt.prepare:\n  begins with linear,warmup=9\n" in shown.stderr
+    )
     assert "  ValueError: no such thing\n" in shown.stderr
     assert measured.of_type(GetPeers) == []
 
@@ -623,13 +627,21 @@ def test_several_learners_and_process_groups_are_refused(endpoint: Endpoint, pro
 
 
 @pytest.mark.asyncio
-async def test_a_daemon_refuses_several_learners_of_jobs_that_cannot_have_them(tmp_path: Path) -> None:
-    """Whoever asks it, and in a dry run too."""
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"learners": 2, "sync": "ssp:1"}, "--learners with --sync ssp:1"),
+        ({"sync": "local:4,stream=4,random", "codec": "topk:0.1"}, "other values travel in every round: use fp32"),
+        ({"sync": "local:4,stream=4", "masks": "0.5"}, "does not go with --masks"),
+    ],
+)
+async def test_a_daemon_refuses_what_does_not_go_together(tmp_path: Path, settings: dict[str, Any], why: str) -> None:
+    """Whoever asks it, a notebook's session for one, and in a dry run too."""
     member = Member(device="a" * 64, incarnation=1, name="anna")
     node: Any = SimpleNamespace(device=member.device, member=member, software=SOFTWARE, links={})
-    body = submission(tmp_path, "import torch", dry_run=True, learners=2, sync="ssp:1")
+    body = submission(tmp_path, "import torch", dry_run=True, **settings)
     board: Any = None
-    with pytest.raises(RequestFailed, match="--learners with --sync ssp:1"):
+    with pytest.raises(RequestFailed, match=why):
         await Submission(node, board, body, lambda _: None).run("test")
 
 

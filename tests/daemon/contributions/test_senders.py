@@ -48,12 +48,20 @@ def test_weights_are_the_senders_own() -> None:
 
 
 def test_nobody_counts_for_more_than_the_median_norm() -> None:
-    """Of an even number the lower one, as torch's median is; a part of nothing has the norm 0, and is not scaled."""
+    """Of an even number the lower one, as torch's median is."""
     ones = [1.0, 0, 0, 0]
     assert mean(EXACT, [ones, [0.0, 100, 0, 0], [0.0, 0, 2, 0]], [1, 1, 1]) == [1, 2, 2, 0]
     assert mean(EXACT, [ones, [0.0, 100, 0, 0]], [1, 1]) == [1, 1, 0, 0]
     assert mean(EXACT, [ones, [0.0, 100, 0, 0]], [1, 100]) == [1, 1, 0, 0], "norms are those of g"
-    assert mean(EXACT, [[0.0] * 4] * 3, [1, 1, 1]) == [0] * 4
+
+
+def test_who_has_nothing_to_send_silences_nobody() -> None:
+    """Members whose part of the model did not change, as rows of an embedding that no sample of theirs has used: those
+    that changed are what is usual, and what they sent is not lost."""
+    nothing, ones = [0.0] * 4, [1.0, 0, 0, 0]
+    assert mean(EXACT, [nothing, [0.0, 100, 0, 0]], [1, 1]) == [0, 100, 0, 0]
+    assert mean(EXACT, [nothing, ones, nothing, [0.0, 100, 0, 0], nothing], [1] * 5) == [1, 1, 0, 0]
+    assert mean(EXACT, [nothing] * 3, [1, 1, 1]) == [0] * 4
 
 
 def test_of_one_member_it_is_what_it_sent() -> None:

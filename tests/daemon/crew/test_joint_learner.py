@@ -22,6 +22,7 @@ from meshwire.messages.job import BlobRef, JobSpec, Member
 from meshwire.messages.learner import (
     EpochOver,
     Grant,
+    LearnerBarrier,
     LearnerHash,
     LearnerIdle,
     LearnerLog,
@@ -357,10 +358,53 @@ async def test_learners_that_do_different_things_end_by_name(tmp_path: Path) -> 
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("waits", [LearnerModel(manifest=MANIFEST, memory_bytes=1), LearnerBarrier(number=1)])
+@pytest.mark.parametrize("sooner", [True, False])
+async def test_nobody_waits_for_a_learner_whose_script_has_ended(tmp_path: Path, waits: Wire, sooner: bool) -> None:
+    """Without having prepared: the others' mt.prepare, or their barrier, would not return for hours."""
+    async with device(tmp_path) as crew:
+        await crew.attach()
+        first, second = crew.learners
+        if sooner:
+            crew.joint.ended(1)
+        if isinstance(waits, LearnerModel):
+            asking = asyncio.gather(first.ask(waits))
+        else:
+            first.connection.notify(waits)
+        if not sooner:
+            first.connection.notify(LearnerLog(step=1, values=()))
+            await until(lambda: bool(crew.daemon.heard))
+            second.connection.close("its script has ended")
+            await until(lambda: second.lost_by is not None)
+            assert not crew.failures, "it may have failed, which its process tells"
+            crew.joint.ended(1)
+        await until(lambda: bool(crew.failures))
+        assert crew.daemon.lost_by is None
+        assert crew.failures[0].startswith("learner 2 of this device has ended without meshtrain.prepare, and others")
+    if isinstance(waits, LearnerModel):
+        with pytest.raises((ConnectionEnded, RequestFailed)):
+            await asking
+
+
+@pytest.mark.asyncio
+async def test_learners_that_prepare_nothing_end_each_by_itself(tmp_path: Path) -> None:
+    async with device(tmp_path) as crew:
+        await crew.attach()
+        for place, side in enumerate(crew.learners):
+            assert crew.daemon.lost_by is None
+            side.connection.close("its script has ended")
+            await side.connection.closed()
+            crew.joint.ended(place)
+        await until(lambda: crew.daemon.lost_by is not None)
+        assert not crew.failures
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize("place", [0, 1])
 async def test_without_one_of_its_learners_a_device_has_none(tmp_path: Path, place: int) -> None:
     async with device(tmp_path) as crew:
         await crew.attach()
+        await crew.prepare()
         crew.learners[place].connection.close("it was killed")
         await until(lambda: crew.daemon.lost_by is not None)
         await until(lambda: crew.learners[1 - place].lost_by is not None)

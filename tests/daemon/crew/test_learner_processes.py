@@ -16,6 +16,7 @@ from typing import Any, cast
 import psutil
 import pytest
 
+from meshtraind.crew.processes import LearnerCommand, LearnerProcesses
 from meshtraind.learner.process import SCRIPT_RUN, SEVERAL, LearnerProcess
 from meshtraind.learner.shared_memory import SharedMemory
 from meshwire.jobs.script_log import ERROR_BEGINS, ERROR_ENDS
@@ -95,6 +96,20 @@ async def test_learners_that_all_end_well_are_one_that_has(tmp_path: Path) -> No
     assert f"first of {JOB}" in "\n".join(lines)
     assert "[learner 3] unfinished" in lines
     assert [path.name for path in started.log.parent.iterdir() if ".error" in path.name] == []
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("asked", [False, True])
+async def test_who_ends_well_is_told_unless_it_was_asked_to_end(tmp_path: Path, asked: bool) -> None:
+    """The others have their last words then, whatever the first has left undone."""
+    processes = LearnerProcesses(LearnerCommand((sys.executable, "-c", "pass"), tmp_path / "record", ()))
+    ended: list[int] = []
+    for _ in range(2):
+        await processes.start({}, ())
+    if asked:
+        processes.asked_to_end()
+    assert await processes.wait(ended.append) == 0
+    assert sorted(ended) == ([] if asked else [0, 1])
 
 
 @pytest.mark.asyncio

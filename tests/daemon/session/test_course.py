@@ -13,6 +13,7 @@ from meshtraind.session.course import NAME, CourseKeeper, described, load_course
 from meshtraind.storage.job_record import Job
 from meshwire import limits
 from meshwire.messages.job import JobSummary, Metrics, RankReport
+from meshwire.model.masks import parse_masks
 from meshwire.sync_modes.rate_rule import parse_rate_rule
 from meshwire.sync_modes.settings_changes import SettingsChange
 from tests.daemon.fakedaemon import ANNA, BERT, JOB, SOFTWARE, summary
@@ -209,6 +210,8 @@ def test_no_value_of_an_environment_variable_is_in_it() -> None:
     assert "scale-lr" not in told
     scaled = cast(Any, SimpleNamespace(**vars(SPEC) | {"scale_lr": parse_rate_rule("linear,warmup=9")}))
     assert dict(described(scaled))["scale-lr"] == "linear,warmup=9"
+    masked = cast(Any, SimpleNamespace(**vars(SPEC) | {"masks": parse_masks("0.8,every=50")}))
+    assert dict(described(masked))["masks"] == "0.8,every=50,move=0.3", "as it is typed"
 
 
 def test_it_names_all_settings_that_the_rounds_went_over_to() -> None:

@@ -29,6 +29,7 @@ class Passage:
 
     rounds: Any = "some"
     computes_somewhere = True
+    manifest = SimpleNamespace(several_optimizers=False)
 
     def __init__(self, agrees: int = 1000) -> None:
         self.wishes: list[SettingsWish | None] = []
@@ -80,6 +81,8 @@ def session_of(record: Record, passage: Passage) -> JobSession:
         ("diloco:8,stream=4,tau=2", SettingsWish(period=4), "use a multiple of 4 from 8 on"),
         ("local:8,ssp:1", SettingsWish(period=1), "periods from 2 to 500"),
         ("local:1,ssp:1", SettingsWish(period=2), "periods of 1 alone"),
+        ("local:8,stream=4,random", SettingsWish(codec="topk:0.1"), "other values travel in every round: use fp32, "),
+        ("local:8,stream=4,random", SettingsWish(codec="onebit", period=4), "other values travel in every round"),
         ("sma:4", SettingsWish(codec="onebit"), "use fp32, fp16, bf16, int8 or int4, or --sync local:4"),
         ("local:8", SettingsWish(codec="powersgd"), "takes a new job"),
         ("local:8", SettingsWish(codec="dgc"), "takes a new job"),
@@ -96,6 +99,25 @@ async def test_what_cannot_change_is_refused_with_what_can(sync: str, wish: Sett
     with pytest.raises(RequestFailed, match=told):
         await session_of(Record(sync, codec), passage).change_settings(wish)
     assert not passage.wishes, "nobody is asked"
+
+
+@pytest.mark.asyncio
+async def test_where_optimizers_take_turns_nothing_is_left_for_a_later_round() -> None:
+    """O11: it would be sent in the other one's round, and be lost."""
+    passage = Passage()
+    passage.manifest = SimpleNamespace(several_optimizers=True)
+    with pytest.raises(RequestFailed, match=r"--codec topk:0\.1 with several optimizers.*fp32, fp16 or bf16"):
+        await session_of(Record("bsp"), passage).change_settings(SettingsWish(codec="topk:0.1"))
+    assert not passage.wishes
+    record, agreed = Record("bsp"), Passage(agrees=3)
+    agreed.manifest = passage.manifest
+
+    async def news(_timeout_s: float) -> None:
+        record.changes = (SettingsChange(first=7, codec="fp16", period=None),)
+
+    record.news = news  # type: ignore[method-assign]
+    await session_of(record, agreed).change_settings(SettingsWish(codec="fp16"))
+    assert agreed.wishes == [SettingsWish(codec="fp16"), None]
 
 
 @pytest.mark.asyncio

@@ -79,6 +79,27 @@ def test_put_replaces_what_was_known(history: JobHistory) -> None:
     assert [job.state for job in history.newest()] == [JobState.FAILED]
 
 
+def test_a_full_disk_is_told_as_one_and_leaves_nothing_half_done(history: JobHistory) -> None:
+    """SQLite ends a transaction by itself where the disk is full."""
+    history.put(record(1))
+    (pages,) = history._db.execute("PRAGMA page_count").fetchone()
+    history._db.execute(f"PRAGMA max_page_count = {pages}")
+    long = record(2).model_copy(update={"spec": {"script": "x" * 20_000}})
+
+    def put_both() -> None:
+        with history._explained(), history._transaction():
+            history._put(record(3))
+            history._put(long)
+
+    with pytest.raises(HistoryError, match="full") as caught:
+        put_both()
+    assert "rollback" not in str(caught.value)
+    history._db.execute("PRAGMA max_page_count = 1000")
+    with history._transaction():
+        history._put(long)
+    assert history.newest() == (long, record(1))
+
+
 @pytest.mark.parametrize("state", sorted(JobState))
 def test_jobs_that_ran_when_the_daemon_died_are_lost(path: Path, state: JobState) -> None:
     """Every job that had not ended is marked, with the reason; an ended one is left as it was."""

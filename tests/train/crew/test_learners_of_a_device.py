@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from meshtrain.errors import MeshtrainError, NonFiniteGradient, NotSupported, RequestError
 from meshtrain.train.session import LearnerSession
+from meshwire.sync_modes.rate_rule import parse_rate_rule
 from tests.tiers import mostly_slow
 from tests.train.crewdevices import run_crews
 from tests.train.localdaemon import LocalDaemon
@@ -67,10 +68,12 @@ def test_two_devices_of_two_learners_are_four_devices(sync: str, make: Make) -> 
     assert sum(bind.weight for each in rounds for bind in each.binds.values()) == EPOCHS * 64
 
 
-def test_two_learners_of_one_device_are_two_devices_to_the_last_bit() -> None:
-    """A sum of two has one order."""
-    crew, theirs, _ = trained(1, 2, 40, momentum)
-    alone, ours, _ = trained(2, 1, 40, momentum)
+@pytest.mark.parametrize("rule", [None, "linear", "linear,warmup=4"])
+def test_two_learners_of_one_device_are_two_devices_to_the_last_bit(rule: str | None) -> None:
+    """A sum of two has one order. Scaled rates rise over as many epochs of all samples (O12)."""
+    scale_lr = None if rule is None else parse_rate_rule(rule)
+    crew, theirs, _ = trained(1, 2, 40, momentum, scale_lr=scale_lr)
+    alone, ours, _ = trained(2, 1, 40, momentum, scale_lr=scale_lr)
     assert theirs == ours
     assert_equal([*crew, *alone])
 
@@ -165,6 +168,36 @@ def test_a_saved_state_is_the_first_learners_and_serves_all(tmp_path: Path) -> N
         again = run_crews(daemon, script)
         assert [applied.round for _, applied in daemon.applied] == [3, 4]
     assert_equal([*whole, *again])
+
+
+@pytest.mark.parametrize("sync", mostly_slow(["bsp", "local:3"]))
+def test_learners_that_come_back_run_through_epochs_that_are_over(sync: str) -> None:
+    """X4: each by itself, the first one before the others have a state; with statistics of batches, and an evaluation
+    behind each epoch."""
+    dataset = TensorDataset(*batch(1, 40))
+    replicas = [net(norm=True) for _ in range(4)]
+
+    def script(session: LearnerSession, rank: int) -> list[int]:
+        loader = DataLoader(dataset, batch_size=BATCH, shuffle=True)
+        model, optimizer, dealt = session.prepare_with_loader(replicas[rank], momentum(replicas[rank]), loader)
+        steps = []
+        for _ in range(3):
+            steps.append(0)
+            for each in dealt:
+                step(model, optimizer, each)
+                steps[-1] += 1
+            with session.base():
+                model.eval()(each[0])
+                model.train()
+        return steps
+
+    with LocalDaemon(2, learners=2, sync=sync) as daemon:
+        daemon.epochs_over = 1
+        steps = run_crews(daemon, script)
+        assert all(len(set(ranks.values())) == 1 for ranks in daemon.hashes.values())
+    assert [each[0] for each in steps] == [1] * 4, "one batch of an epoch that is over"
+    assert len(set(map(tuple, steps))) == 1
+    assert_equal(replicas)
 
 
 @pytest.mark.parametrize("retry", [True, False])

@@ -9,10 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from meshtrain.errors import NotSupported
+from meshtrain.train.dry_run import MeasuringProcess
 from meshtrain.train.model import tensors
 from meshtrain.train.model.memory_needs import learner_bytes, model_size
 from meshwire.memory_layout.footprint import Measurement
-from meshwire.memory_layout.shared_slots import MEASURE_CODEC_VARIABLE, MEASURE_SYNC_VARIABLE, MEASURE_VARIABLE
+from meshwire.memory_layout.shared_slots import (
+    MEASURE_CODEC_VARIABLE,
+    MEASURE_SCALE_LR_VARIABLE,
+    MEASURE_SYNC_VARIABLE,
+    MEASURE_VARIABLE,
+)
 from meshwire.sync_modes.mode import sync_settings
 from tests.daemon.realjobs import WITHOUT_COMPILER
 from tests.tiers import mostly_long
@@ -89,6 +96,24 @@ def test_the_learner_holds_base_view_and_own_gradients_only_with_an_overlay() ->
     plain = learner_bytes(built, optimizer, 0.0, sync_settings("ssp:2"))
     assert plain == 2 * size.parameters + size.frozen + 2 * size.buffers
     assert learner_bytes(built, optimizer, 0.5, sync_settings("ssp:2")) == plain + 4 * size.parameters
+
+
+def test_an_optimizer_whose_rate_cannot_be_scaled_is_refused_before_a_job_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """O12: in the script's process, as with --sync and --codec below."""
+    file, model = tmp_path / "size.json", network()
+    asked = {MEASURE_VARIABLE: str(file), MEASURE_SYNC_VARIABLE: "bsp", MEASURE_CODEC_VARIABLE: "fp32"}
+    for name, value in {**asked, MEASURE_SCALE_LR_VARIABLE: "linear"}.items():
+        monkeypatch.setenv(name, value)
+    process = MeasuringProcess.take()
+    assert process is not None
+    with pytest.raises(NotSupported, match=r"--scale-lr linear is for torch\.optim\.SGD, and AdamW"):
+        process.prepare(model, torch.optim.AdamW(model.parameters()))
+    assert not file.exists()
+    with pytest.raises(SystemExit):
+        process.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert Measurement.model_validate_json(file.read_text()).size.optimizer == "SGD"
 
 
 SCRIPT = f"""{WITHOUT_COMPILER}

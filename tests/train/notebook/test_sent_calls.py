@@ -1,5 +1,6 @@
 """A call is sent whole, with the source of its code, and made there as it would be here, or refused early."""
 
+import inspect
 import json
 import linecache
 import os
@@ -12,9 +13,11 @@ from typing import Any
 import pytest
 
 import meshtrain as mt
+from meshtrain.cli.commands.submit import submit
 from meshtrain.errors import UsageError
 from meshtrain.notebook import call as sent_call
 from meshtrain.notebook.call import CALL, RESULT, SCRIPT, ShippedCall, make_call
+from meshtrain.notebook.mesh_session import MeshSession
 from meshtrain.notebook.on_device import run_call
 from meshtrain.notebook.session_options import SessionOptions
 from meshtrain.notebook.shipment import make_shipment, rehearsal
@@ -23,6 +26,7 @@ from meshtrain.packing.tree import scan
 from meshtrain.train.returned_values import unpack_value
 from meshtraind.learner.environment import calls_prepare
 from meshtraind.learner.script_error import ScriptError
+from meshwire.jobs.checkpoint_schedule import CHECKPOINT_EVERY
 from meshwire.jobs.files import FileManifest
 from meshwire.messages.job import Member
 from meshwire.messages.link import Software
@@ -258,6 +262,52 @@ def test_options_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     folder.mkdir()
     with pytest.raises(UsageError, match="collectives are exact"):
         make_shipment(SessionOptions(codec="int8", folder=folder), cell(GROUPS[0])["f"], (), {}, folder, print)
+
+
+def test_a_function_of_process_groups_has_none_of_what_rounds_have(tmp_path: Path) -> None:
+    options = SessionOptions(scale_lr="linear", learners=2, folder=tmp_path)
+    with pytest.raises(UsageError, match=r"one rank a device: learners=, scale_lr= are for functions with mt\.prepare"):
+        options.check_group("train")
+
+
+# Of `submit`, but not of a session: what is a script's, a terminal's, or chosen by measuring a script
+NOT_OF_A_SESSION = {
+    *("context", "script", "args", "module", "name", "resume"),
+    *("json", "detach", "dry_run", "notify", "trace", "hash_every"),
+    *("quality", "no_plan", "restart", "engine", "partition_wait"),
+}
+
+
+def test_a_session_has_the_options_of_submit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Under the same names, and each reaches the job."""
+    of_submit, of_session = (set(inspect.signature(each).parameters) for each in (submit, mt.session))
+    assert of_submit - of_session == NOT_OF_A_SESSION
+    assert of_session - of_submit == {"folder"}
+    kept: list[SessionOptions] = []
+    monkeypatch.setattr(MeshSession, "opened", kept.append)
+    said: dict[str, Any] = {
+        "peers": 3,
+        "sync": "ssp:2",
+        "codec": "fp16",
+        "topology": "ring",
+        "learners": 2,
+        "masks": "0.5",
+        "scale_lr": "sqrt",
+        "straggler": "wait",
+        "visibility": "fixed",
+        "own": "1/m",
+        "shares": "equal",
+        "on_nan": "skip",
+        "seed": 5,
+        "checkpoint_every": "7r",
+        "independent": True,
+    }
+    mt.session(**said)
+    body = rehearsal(kept[0], tmp_path)
+    assert {name: getattr(body, name) for name in said} == said
+    mt.session()
+    (usual := tmp_path / "usual").mkdir()
+    assert rehearsal(kept[1], usual).checkpoint_every == CHECKPOINT_EVERY
 
 
 def test_packages_that_are_installed_for_a_run_include_what_loads_it(tmp_path: Path) -> None:

@@ -63,3 +63,11 @@ def test_a_second_learner_that_is_killed_begins_again_with_the_first(mesh: Local
     while any(psutil.Process(daemon.process.pid).children(recursive=True) for daemon in (anna, bert)):
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
+
+
+def test_a_learner_whose_script_ends_early_ends_the_job_by_its_name(mesh: LocalMesh, tmp_path: Path) -> None:
+    """The other one would wait for it for hours, in mt.prepare."""
+    text = jobs.PREAMBLE + "if mt.rank() % 2:\n    sys.exit()\nmt.prepare(model, optimizer)\n"
+    summary = jobs.run(mesh.daemons[0], tmp_path, text, on=("anna",), learners=2)
+    assert summary.state == "failed"
+    assert "learner 2 of this device has ended without meshtrain.prepare, and others" in str(summary.error)

@@ -11,7 +11,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from meshtrain.errors import NotSupported, RequestError, UsageError
 from meshtrain.train.model.joint_optimizer import JointOptimizer
+from meshtrain.train.partial.progressive import Progressive
 from meshtrain.train.session import LearnerSession
+from meshwire.model.masks import MaskSettings
 from meshwire.sync_modes.rate_rule import parse_rate_rule
 from tests.tiers import mostly_slow
 from tests.train.localdaemon import LocalDaemon
@@ -105,6 +107,40 @@ def test_it_is_one_process_with_a_larger_batch(members: int, steps: int, make: A
     assert sum(weights[:rounds]) == sum(weights[rounds:]) == total
     clip = options.get("clip")
     assert distance(models[0], alone(drawn, make, clip=clip)) <= (1e-5 if make is adamw else 1e-6)
+
+
+def grown() -> Progressive:
+    torch.manual_seed(0)
+    return Progressive([nn.Linear(4, 4), nn.Linear(4, 4)], [nn.Linear(4, 2), nn.Linear(4, 2)], every=2, warmup=1)
+
+
+@pytest.mark.parametrize(
+    ("make_model", "make", "spec"),
+    [
+        (net, momentum, {"masks": MaskSettings(sparsity=0.5, every=2)}),
+        (grown, momentum, {}),
+        (net, momentum, {"codec": "dgc:0.5"}),
+    ],
+    ids=["masks", "growing", "momentum"],
+)
+def test_it_is_a_larger_batch_too_where_not_all_travels(make_model: Any, make: Any, spec: dict[str, Any]) -> None:
+    """Masks change, and a model grows, by rounds, as without; a codec that keeps the momentum has it of their mean."""
+
+    def train(sync: str, batches: int) -> nn.Module:
+        models: list[nn.Module] = [make_model() for _ in range(2)]
+
+        def script(session: LearnerSession, rank: int) -> None:
+            model, optimizer = session.prepare(models[rank], make(models[rank]))
+            for number in range(0, 12, batches):
+                step(model, optimizer, joined([batch(100 * rank + at) for at in range(number, number + batches)]))
+
+        with LocalDaemon(2, sync=sync, **spec) as daemon:
+            daemon.run(script)
+            assert daemon.round == 6
+        assert_equal(models)
+        return models[0]
+
+    assert distance(train("bsp,accumulate=2", 1), train("bsp", 2)) <= 1e-6
 
 
 def test_a_scaled_rate_counts_all_of_its_batches() -> None:

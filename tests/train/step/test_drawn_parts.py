@@ -1,42 +1,20 @@
 """Parts that are drawn and take turns (R9, `,stream=P,random`), against SPARTA in a few lines of torch."""
 
 import copy
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch import nn
 
 from meshtrain.errors import NotSupported
 from meshtrain.train.session import LearnerSession
 from meshwire.model.drawn_parts import DrawnParts
 from meshwire.model.manifest import TensorSpec
 from tests.train.localdaemon import LocalDaemon
+from tests.train.partsinturns import Make, batch_of, trained, whole_epochs
 from tests.train.replicas import adamw, assert_equal, distance, net, sgd, step
 
 TOLERANCE = 1e-5
-Make = Any
-
-
-def batch(rank: int, number: int, count: int = 4) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(100 * rank + number)
-    return torch.randn(count, 4, generator=generator), torch.randn(count, 2, generator=generator)
-
-
-def trained(make: Make, steps: int, *, members: int = 2, norm: bool = False, **spec: Any) -> list[nn.Sequential]:
-    replicas = [net(norm=norm) for _ in range(members)]
-
-    def script(session: LearnerSession, rank: int) -> None:
-        model, optimizer = session.prepare(replicas[rank], make(replicas[rank]))
-        for number in range(steps):
-            step(model, optimizer, batch(rank, number))
-
-    with LocalDaemon(members, **spec) as daemon:
-        daemon.run(script)
-        assert all(len(set(ranks.values())) == 1 for ranks in daemon.hashes.values()), "O9: base hashes"
-    assert_equal(replicas)
-    return replicas
 
 
 class Sparta:
@@ -53,7 +31,7 @@ class Sparta:
 
     def local_step(self, number: int) -> None:
         for rank, (model, optimizer) in enumerate(self.learners):
-            step(model, optimizer, batch(rank, number))
+            step(model, optimizer, batch_of(rank, number))
 
     @torch.no_grad()
     def average(self) -> None:
@@ -104,43 +82,15 @@ def test_a_job_of_one_member_computes_as_without() -> None:
     alone = net()
     optimizer = adamw(alone)
     for number in range(9):
-        step(alone, optimizer, batch(0, number))
+        step(alone, optimizer, batch_of(0, number))
     assert distance(models[0], alone) <= TOLERANCE
 
 
 @pytest.mark.parametrize("total", [41, 48])
 def test_each_sample_is_in_one_round_and_an_epochs_end_brings_all_values_together(total: int) -> None:
     """X1, R9: behind the last batch of an epoch a whole cycle of rounds follows."""
-    dataset = TensorDataset(torch.arange(total), *batch(9, 1, total))
-    replicas = [net() for _ in range(2)]
-    at_ends: list[list[nn.Module]] = [[], []]
-
-    def script(session: LearnerSession, rank: int) -> list[list[int]]:
-        loader = DataLoader(dataset, batch_size=4, shuffle=True)
-        model, optimizer, loader = session.prepare_with_loader(replicas[rank], sgd(replicas[rank]), loader)
-        seen: list[list[int]] = []
-        for _ in range(2):
-            seen.append([])
-            for indices, x, y in loader:
-                seen[-1] += indices.tolist()
-                step(model, optimizer, (x, y))
-            with session.base():
-                base = copy.deepcopy(model)
-            assert_equal([model, base])
-            at_ends[rank].append(base)
-        return seen
-
-    with LocalDaemon(2, sync="local:4,stream=4,random") as daemon:
-        seen = daemon.run(script)
-        rounds = daemon.rounds.rounds
-    for epoch in range(2):
-        assert sorted(index for rank in seen for index in rank[epoch]) == list(range(total))
-        assert_equal([at_ends[0][epoch], at_ends[1][epoch]])
-    assert_equal(replicas)
-    blocks = [block for each in rounds.values() for bind in each.binds.values() for block in bind.samples]
-    assert sum(block.end - block.first for block in blocks) == 2 * total
-    ends = {number for number in rounds if number % 4 == 0}
-    assert max(rounds) in ends, "the last cycle is whole"
+    rounds = whole_epochs("local:4,stream=4,random", total).rounds.rounds
+    assert max(rounds) % 4 == 0, "the last cycle is whole"
 
 
 @pytest.mark.parametrize(("rank", "number"), [(0, 2), (1, 3), (1, 8)])
@@ -151,7 +101,7 @@ def test_a_void_round_gives_local_steps_up(rank: int, number: int) -> None:
     def script(session: LearnerSession, own: int) -> None:
         model, optimizer = session.prepare(replicas[own], adamw(replicas[own]))
         for at in range(11):
-            x, y = batch(own, at)
+            x, y = batch_of(own, at)
             step(model, optimizer, (x, y * float("nan") if (own, at) == (rank, number) else y))
 
     with LocalDaemon(2, sync="local:4,stream=4,random", on_nan="skip") as daemon:
@@ -169,7 +119,7 @@ def test_a_lost_step_is_given_up_and_the_others_go_on() -> None:
     def script(session: LearnerSession, rank: int) -> None:
         model, optimizer = session.prepare(replicas[rank], sgd(replicas[rank]))
         for number in range(7 if rank == 0 else 8):
-            step(model, optimizer, batch(rank, number))
+            step(model, optimizer, batch_of(rank, number))
             if (rank, number) == (1, 2):
                 own = copy.deepcopy(model)
                 with session.base():
@@ -188,10 +138,10 @@ def test_a_barrier_within_a_cycle_brings_all_values_together() -> None:
     def script(session: LearnerSession, rank: int) -> None:
         model, optimizer = session.prepare(replicas[rank], sgd(replicas[rank]))
         for number in range(6):
-            step(model, optimizer, batch(rank, number))
+            step(model, optimizer, batch_of(rank, number))
         session.barrier()
         behind.append(copy.deepcopy(model))
-        step(model, optimizer, batch(rank, 6))
+        step(model, optimizer, batch_of(rank, 6))
 
     with LocalDaemon(3, sync="local:4,stream=4,random") as daemon:
         daemon.run(script)
@@ -212,7 +162,7 @@ def test_values_go_back_where_they_came_from_in_any_order_of_memory() -> None:
         model, optimizer = session.prepare(replicas[rank], sgd(replicas[rank]))
         for number in range(5):
             generator = torch.Generator().manual_seed(10 * rank + number)
-            step(model, optimizer, (torch.randn(4, 2, 3, 3, generator=generator), batch(rank, number)[1]))
+            step(model, optimizer, (torch.randn(4, 2, 3, 3, generator=generator), batch_of(rank, number)[1]))
 
     with LocalDaemon(2, sync="local:4,stream=4,random") as daemon:
         daemon.run(script)

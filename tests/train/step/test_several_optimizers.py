@@ -78,6 +78,7 @@ def test_it_trains_as_one_process_does_with_all_batches(members: int) -> None:
     with LocalDaemon(members) as daemon:
         daemon.run(script)
         assert all(len(set(ranks.values())) == 1 for ranks in daemon.hashes.values()), "O9: base hashes"
+        assert daemon.models[0].manifest.several_optimizers
     assert_equal([gan.whole for gan in gans])
     alone = Gan()
     for number in range(8):

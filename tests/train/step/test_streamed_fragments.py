@@ -1,9 +1,7 @@
 """Parts of a model that take turns (R9, `,stream=P,tau=T`), against streaming DiLoCo in a few lines of torch."""
 
 import copy
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,40 +13,12 @@ from meshtrain.train.session import LearnerSession
 from meshwire.model.masks import MaskSettings
 from tests.tiers import mostly_slow
 from tests.train.localdaemon import LocalDaemon
-from tests.train.replicas import adamw, assert_equal, distance, net, sgd
+from tests.train.partsinturns import EPOCHS, Make, batch_of, trained, whole_epochs
+from tests.train.replicas import adamw, assert_equal, distance, net, sgd, step
 
 TOLERANCE = 1e-6  # relative: differences of weights round otherwise than weights do
 OWN_PART = 0.5  # alpha of the paper
-Make = Callable[[nn.Module], torch.optim.Optimizer]
 Vector = list[Tensor]  # by parameter
-
-
-def batch(rank: int, number: int, count: int = 4) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(100 * rank + number)
-    return torch.randn(count, 4, generator=generator), torch.randn(count, 2, generator=generator)
-
-
-def step(model: nn.Module, optimizer: torch.optim.Optimizer, of: tuple[Tensor, Tensor]) -> None:
-    optimizer.zero_grad()
-    nn.functional.mse_loss(model(of[0]), of[1]).backward()
-    optimizer.step()
-
-
-def trained(
-    make: Make, steps: int, *, members: int = 2, norm: bool = False, same_data: bool = False, **spec: Any
-) -> list[nn.Sequential]:
-    replicas = [net(norm=norm) for _ in range(members)]
-
-    def script(session: LearnerSession, rank: int) -> None:
-        model, optimizer = session.prepare(replicas[rank], make(replicas[rank]))
-        for number in range(steps):
-            step(model, optimizer, batch(0 if same_data else rank, number))
-
-    with LocalDaemon(members, **spec) as daemon:
-        daemon.run(script)
-        assert all(len(set(ranks.values())) == 1 for ranks in daemon.hashes.values()), "O9: base hashes"
-    assert_equal(replicas)
-    return replicas
 
 
 def parts_of(model: nn.Module, parts: int) -> list[list[int]]:
@@ -70,7 +40,7 @@ class Streaming:
 
     def local_step(self, number: int) -> None:
         for rank, (model, optimizer) in enumerate(self.learners):
-            step(model, optimizer, batch(rank, number))
+            step(model, optimizer, batch_of(rank, number))
 
     def send(self) -> None:
         part = self.parts[self.round % len(self.parts)]
@@ -158,40 +128,16 @@ def test_equal_data_on_all_learners_is_one_learner() -> None:
     alone = net(norm=True)
     optimizer = sgd(alone)
     for number in range(14):
-        step(alone, optimizer, batch(0, number))
+        step(alone, optimizer, batch_of(0, number))
     assert distance(replicas[0], alone) <= 10 * TOLERANCE
 
 
 @pytest.mark.parametrize(("sync", "total"), [("local:4,stream=2", 41), ("diloco:4,stream=2,tau=1", 40)])
 def test_each_sample_is_in_one_round_and_an_epochs_end_brings_all_parts_together(sync: str, total: int) -> None:
     """X1, R9: behind the last batch of an epoch each part has a round, of samples that count once."""
-    dataset = TensorDataset(torch.arange(total), *batch(9, 1, total))
-    replicas = [net() for _ in range(2)]
-    at_ends: list[list[nn.Module]] = [[], []]
-
-    def script(session: LearnerSession, rank: int) -> list[list[int]]:
-        loader = DataLoader(dataset, batch_size=4, shuffle=True)
-        model, optimizer, loader = session.prepare_with_loader(replicas[rank], sgd(replicas[rank]), loader)
-        seen: list[list[int]] = []
-        for _ in range(2):
-            seen.append([])
-            for indices, x, y in loader:
-                seen[-1] += indices.tolist()
-                step(model, optimizer, (x, y))
-            at_ends[rank].append(copy.deepcopy(model))
-        return seen
-
-    with LocalDaemon(2, sync=sync) as daemon:
-        seen = daemon.run(script)
-        rounds = daemon.rounds.rounds
-    for epoch in range(2):
-        assert sorted(index for rank in seen for index in rank[epoch]) == list(range(total))
-        assert_equal([at_ends[0][epoch], at_ends[1][epoch]])
-    assert_equal(replicas)
-    blocks = [block for each in rounds.values() for bind in each.binds.values() for block in bind.samples]
-    assert sum(block.end - block.first for block in blocks) == 2 * total
+    rounds = whole_epochs(sync, total).rounds.rounds
     # What a round weighs is all that its part has changed by: two parts see each sample once each.
-    assert sum(bind.weight for each in rounds.values() for bind in each.binds.values()) == 2 * 2 * total
+    assert sum(bind.weight for each in rounds.values() for bind in each.binds.values()) == EPOCHS * 2 * total
     lengths = {len(each.sent) and max(each.sent.values()) for each in rounds.values()}
     assert lengths == {32, 48}, "T1: each round carries one part, each tensor rounded up to 16 values"
 
@@ -203,7 +149,7 @@ def test_a_round_weighs_all_that_is_behind_the_change_of_its_part() -> None:
     def script(session: LearnerSession, rank: int) -> None:
         model, optimizer = session.prepare(replicas[rank], sgd(replicas[rank]))
         for number in range(3):
-            step(model, optimizer, batch(rank, number))
+            step(model, optimizer, batch_of(rank, number))
 
     with LocalDaemon(2, sync="local:2,stream=2") as daemon:
         daemon.run(script)
@@ -221,7 +167,7 @@ def test_a_void_round_gives_local_steps_up(on_nan: str, tau: int) -> None:
     def script(session: LearnerSession, rank: int) -> None:
         model, optimizer = session.prepare(replicas[rank], adamw(replicas[rank]))
         for number in range(16):
-            x, y = batch(rank, number)
+            x, y = batch_of(rank, number)
             step(model, optimizer, (x, y * float("nan") if (rank, number) == (1, 3) else y))
 
     with LocalDaemon(2, sync="local:4,stream=2" + (f",tau={tau}" if tau else ""), on_nan=on_nan) as daemon:
@@ -244,7 +190,7 @@ def test_a_void_round_is_taken_in_with_its_delay_and_nothing_of_the_own_stays() 
     def script(session: LearnerSession, rank: int) -> None:
         model, optimizer = session.prepare(replicas[rank], sgd(replicas[rank]))
         for number in range(5):  # of periods of 2; behind the first step of the third one
-            x, y = batch(rank, number)
+            x, y = batch_of(rank, number)
             step(model, optimizer, (x, y * float("nan") if (rank, number) == (1, 3) else y))
         own = copy.deepcopy(model)
         with session.base():
@@ -263,7 +209,7 @@ def test_a_void_round_leaves_the_other_parts_of_who_is_not_its_cause() -> None:
     def script(session: LearnerSession, rank: int) -> None:
         model, optimizer = session.prepare(replicas[rank], sgd(replicas[rank]))
         for number in range(2):
-            x, y = batch(rank, number)
+            x, y = batch_of(rank, number)
             step(model, optimizer, (x, y * float("nan") if (rank, number) == (1, 1) else y))
             if rank == 0:
                 own.append([p.detach().clone() for p in model.parameters()])
@@ -299,7 +245,7 @@ def test_who_loses_its_local_steps_at_the_end_ends_with_the_others_all_the_same(
     def script(session: LearnerSession, rank: int) -> None:
         model, optimizer = session.prepare(replicas[rank], sgd(replicas[rank]))
         for number in range(steps):
-            x, y = batch(rank, number)
+            x, y = batch_of(rank, number)
             broken = how == "NaN" and (rank, number) == (1, steps - 1)
             step(model, optimizer, (x, y * float("nan") if broken else y))
         if rank == 0:
@@ -330,7 +276,7 @@ def test_who_ends_sooner_takes_the_rounds_of_the_others_still(tau: int) -> None:
     def script(session: LearnerSession, rank: int) -> None:
         model, optimizer = session.prepare(replicas[rank], sgd(replicas[rank]))
         for number in range(8 - 2 * rank):
-            step(model, optimizer, batch(rank, number))
+            step(model, optimizer, batch_of(rank, number))
 
     with LocalDaemon(2, sync="diloco:4,stream=4" + (f",tau={tau}" if tau else "")) as daemon:
         daemon.run(script)
@@ -342,7 +288,7 @@ def test_who_ends_sooner_takes_the_rounds_of_the_others_still(tau: int) -> None:
 @pytest.mark.parametrize("tau", [0, 1])
 def test_after_an_epoch_that_ends_with_a_void_round_all_go_on_in_step(tau: int) -> None:
     """R9, X4: behind each epoch all are in equally many rounds, and stand on the base."""
-    dataset = TensorDataset(*batch(9, 1, 24))
+    dataset = TensorDataset(*batch_of(9, 1, 24))
     replicas = [net() for _ in range(2)]
     at_ends: list[list[nn.Module]] = [[], []]
 
@@ -375,7 +321,7 @@ def test_a_lost_period_is_given_up_with_all_that_is_apart() -> None:
     def script(session: LearnerSession, rank: int) -> None:
         model, optimizer = session.prepare(replicas[rank], sgd(replicas[rank]))
         for number in range(7 if rank == 0 else 8):
-            step(model, optimizer, batch(rank, number))
+            step(model, optimizer, batch_of(rank, number))
             if rank == 1 and number == 2:
                 own = copy.deepcopy(model)
                 with session.base():
@@ -398,14 +344,14 @@ def test_the_base_is_shown_in_the_middle_and_a_barrier_brings_all_parts_together
     def script(session: LearnerSession, rank: int) -> None:
         model, optimizer = session.prepare(replicas[rank], sgd(replicas[rank]))
         for number in range(11):  # of periods of 4
-            step(model, optimizer, batch(rank, number))
+            step(model, optimizer, batch_of(rank, number))
         own = copy.deepcopy(model)
         with session.base():
             assert distance(own, model) > 1e-3
         assert_equal([own, model])
         session.barrier()
         behind.append(copy.deepcopy(model))
-        step(model, optimizer, batch(rank, 11))
+        step(model, optimizer, batch_of(rank, 11))
 
     with LocalDaemon(2, sync="diloco:8,stream=2" + (f",tau={tau}" if tau else "")) as daemon:
         daemon.run(script)
@@ -430,7 +376,7 @@ def test_a_state_holds_the_base_and_the_outer_momentum_of_the_parts_that_had_a_r
             for number in range(first, 9):
                 if number == 3 and first == 0:
                     session.barrier()
-                step(model, optimizer, batch(rank, number))
+                step(model, optimizer, batch_of(rank, number))
 
         daemon.run(script)
         return replicas
