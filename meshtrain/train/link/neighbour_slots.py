@@ -29,7 +29,7 @@ class SlotWeights:
     def difference(self, position: int) -> torch.Tensor:
         """Theirs less what was shown to them, of the parameter at `position`, at least in fp32."""
         theirs, shown = (view(slot, *self._places[position]).float() for slot in (self._theirs, self._shown))
-        return theirs.sub_(shown)
+        return theirs - shown  # in memory of its own: the slot's may be written again
 
     @property
     def is_finite(self) -> bool:

@@ -211,6 +211,7 @@ def test_each_that_comes_is_given_once_less_what_was_shown() -> None:
     assert daemon.told == [LearnerTurn(round=ROUND, turn=1, shown=True)]
     daemon.says = [news(1, awaited=1), news(1, slot=2)]
     assert differences(around.come(1.0)) == [[4.0, 5.0, 5.0]]
+    assert slots.each[2].tolist() == [5.0, 6.0, 7.0, 8.0]
     daemon.says = [news(1, slot=2)]
     assert differences(around.come(0.0)) == []
 
