@@ -1,7 +1,8 @@
-"""Real learners and daemons are killed under modes that keep more than weights and gradients: 1-bit Adam, MuLoCo, and
-parts of a model that take turns."""
+"""Real learners and daemons are killed under modes that keep more than weights and gradients: 1-bit Adam, MuLoCo, parts
+of a model that take turns, and weights that are mixed within a period."""
 
 import math
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +50,7 @@ def mesh() -> Iterator[ChaosMesh]:
         pytest.param("muloco:2", None, id="muloco", marks=pytest.mark.long),
         pytest.param("diloco:6,stream=3,tau=1", "int8", id="parts in turns"),
         pytest.param("local:4,stream=4,random", "fp16", id="drawn parts", marks=pytest.mark.long),
+        pytest.param("local:6,gossip=1", None, id="neighbours"),
     ],
 )
 def test_what_an_optimizer_keeps_survives_kills_and_a_round_with_nan(
@@ -84,5 +86,8 @@ def test_what_an_optimizer_keeps_survives_kills_and_a_round_with_nan(
     weights = {
         jobs.read(daemon, job, "output", rank, "sub/weights.txt") for rank, daemon in enumerate(mesh.daemons.values())
     }
+    if "gossip" in sync:
+        told = [re.findall(r"(\d+) of \d+ neighbours' weights", each.log_path.read_text()) for each in (first, third)]
+        assert all(int(mixed[-1]) > 0 for mixed in told), told
     assert sync != "bsp" or len(weights) == 1  # in a period each has its own
     assert all(math.isfinite(float(each)) for text in weights for each in text.split())
