@@ -15,7 +15,7 @@ from tests.sim.clusterstorms import harsh_schedule
 from tests.tiers import mostly_long, mostly_slow
 
 QUICK, SEEDS = 2, 60
-PARTS, PARTS_SLOW = SEEDS // QUICK, 10
+PARTS, PARTS_SLOW = SEEDS // QUICK, 3
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@ turn or ends its period. What comes is taken for the turn that the learner here 
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from meshtraind.rounds.data_plane import RawSlots
@@ -112,7 +113,7 @@ class Gossip:
             going = _Going(self._links[one.rank])
             if not self._send(going):
                 self._going.append(going)
-                going.stop = going.link.on_writable(lambda going=going: self._send_more(going))  # type: ignore[misc]
+                going.stop = going.link.on_writable(partial(self._send_more, going))
         self._tell()
 
     def learner_lost(self) -> None:
@@ -235,11 +236,11 @@ class Gossip:
         )
 
     def _forget(self) -> None:
-        """Of a turn that the learner is in it is told that nothing more comes; what it was told of stays in place."""
-        open_ = bool(self._going) or any(not self._has_come(one) for one in self._asked)
+        """Nothing more is sent or comes in the learner's turn; it is told so, if it could wait for that."""
+        waits = bool(self._going) or not all(self._has_come(one) for one in self._asked)
         self._stop_sending()
         self._asked = tuple(one for one in self._asked if self._has_come(one))
-        if open_:
+        if waits:
             self._tell()
         self._landing.clear()
         self._coming.clear()
