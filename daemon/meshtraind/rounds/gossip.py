@@ -80,6 +80,7 @@ class Gossip:
         self._generation: int | None = None  # None: fenced
         self._learning: tuple[int, ...] = ()
         self._turn = NO_TURN  # that the learner is in, or was in last
+        self._left = NO_TURN  # what comes of this one is not taken any more
         self._asked: tuple[Neighbour, ...] = ()  # in it
         self._going: list[_Going] = []
         self._coming: dict[tuple[Turn, int], _Coming] = {}  # by turn and rank
@@ -119,7 +120,7 @@ class Gossip:
     def learner_lost(self) -> None:
         """Its process has ended; the next one begins with no turn."""
         self._forget()
-        self._turn = NO_TURN
+        self._turn = self._left = NO_TURN
 
     def close(self) -> None:
         """The job ends here."""
@@ -207,7 +208,8 @@ class Gossip:
         """Whether it is the learner's turn, or its next one, in the period that it computes."""
         now = self._turn.number if self._turn.round == turn.round else 0
         computes_for = self._rounds.decided + 1
-        return self._generation is not None and turn.round == computes_for and max(1, now) <= turn.number <= now + 1
+        comes = self._generation is not None and turn != self._left
+        return comes and turn.round == computes_for and max(1, now) <= turn.number <= now + 1
 
     def _has_come(self, one: Neighbour) -> bool:
         coming = self._coming.get((self._turn, one.rank))
@@ -240,6 +242,7 @@ class Gossip:
         waits = bool(self._going) or not all(self._has_come(one) for one in self._asked)
         self._stop_sending()
         self._asked = tuple(one for one in self._asked if self._has_come(one))
+        self._left = self._turn  # the learner may be reading what it was told of: nobody else's comes into its place
         if waits:
             self._tell()
         self._landing.clear()

@@ -264,11 +264,17 @@ def test_between_generations_nothing_is_sent_or_heard() -> None:
 
 
 def test_a_fence_takes_nothing_back_that_the_learner_was_told_of() -> None:
+    """Nor does anybody else's of that turn come into its place: the learner may be reading it."""
     daemon = Daemon()
     daemon.begin(1)
     daemon.hear_all(2, 1, 5)
     daemon.gossip.fence()
     assert [one.awaited for one in daemon.news] == [1, 0]
+    slot = daemon.news[-1].shown[0].slot
+    daemon.gossip.resume(GENERATION, (0, 2))
+    assert daemon.hear_all(2, 1, 6) == ["dropped"] * 3
+    assert daemon.slots[slot] == bytes([5] * VECTOR)
+    assert daemon.hear_all(2, 2, 6) == [None] * 3
 
 
 def test_who_has_no_link_is_not_awaited() -> None:
