@@ -19,7 +19,7 @@ from meshwire.jobs.lifecycle import job_number
 from meshwire.message_base import Wire
 from meshwire.messages.job import JobSpec
 from meshwire.messages.learner import LearnerTurn, Shown, TurnNews
-from meshwire.sync_modes.neighbours import NEIGHBOURS_MAX, Neighbour, Turn, neighbours
+from meshwire.sync_modes.neighbours import NEIGHBOURS_MAX, Partner, Turn, neighbours
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class DecidedRounds(Protocol):
 
 
 @dataclass(slots=True)
-class _Coming:
+class _Arriving:
     """What a neighbour shows in a turn, as far as it is here."""
 
     slot: int
@@ -81,9 +81,9 @@ class Gossip:
         self._learning: tuple[int, ...] = ()
         self._turn = NO_TURN  # that the learner is in, or was in last
         self._left = NO_TURN  # what comes of this one is not taken any more
-        self._asked: tuple[Neighbour, ...] = ()  # in it
+        self._asked: tuple[Partner, ...] = ()  # in it
         self._going: list[_Going] = []
-        self._coming: dict[tuple[Turn, int], _Coming] = {}  # by turn and rank
+        self._coming: dict[tuple[Turn, int], _Arriving] = {}  # by turn and rank
         self._landing: dict[int, tuple[Turn, bytearray]] = {}  # the piece that is being received, by rank
         self._turns = self._hoped = self._had = 0
 
@@ -194,7 +194,7 @@ class Gossip:
         turn, piece = self._landing.pop(sender, (NO_TURN, bytearray()))
         if turn != (header.round, header.step) or not self._is_due(turn):
             return
-        coming = self._coming.setdefault((turn, sender), _Coming(self._slot(turn, sender)))
+        coming = self._coming.setdefault((turn, sender), _Arriving(self._slot(turn, sender)))
         if header.first_segment in coming.pieces:
             return
         vector = self._slots.mixed(coming.slot)
@@ -211,7 +211,7 @@ class Gossip:
         comes = self._generation is not None and turn != self._left
         return comes and turn.round == computes_for and max(1, now) <= turn.number <= now + 1
 
-    def _has_come(self, one: Neighbour) -> bool:
+    def _has_come(self, one: Partner) -> bool:
         coming = self._coming.get((self._turn, one.rank))
         return coming is not None and len(coming.pieces) == _pieces(len(self._slots.mixed(0)))
 
@@ -220,7 +220,7 @@ class Gossip:
         place = [one.rank for one in self._neighbours(turn)].index(sender)
         return 1 + place + turn.number % 2 * NEIGHBOURS_MAX[self._over]
 
-    def _neighbours(self, turn: Turn) -> tuple[Neighbour, ...]:
+    def _neighbours(self, turn: Turn) -> tuple[Partner, ...]:
         return neighbours(self._over, turn, self._rank, self._learning)
 
     # Both

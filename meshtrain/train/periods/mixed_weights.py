@@ -31,10 +31,6 @@ def wait_s(step_s: float) -> float:
     return min(step_s, WAIT_S_MAX)
 
 
-Values = Callable[[int], torch.Tensor]
-"""Of the parameter at a position, at least in fp32."""
-
-
 class ShownWeights(Protocol):
     """What a neighbour has shown in a turn.
 
@@ -51,8 +47,8 @@ class ShownWeights(Protocol):
 class Neighbourhood(Protocol):
     """Whoever shows neighbours this learner's weights, and theirs to it: `NeighbourSlots`."""
 
-    def begin(self, turn: Turn, apart: Values) -> None:
-        """A turn begins. `apart`: what the own weights are apart from the base by."""
+    def begin(self, turn: Turn, apart: Callable[[int], torch.Tensor]) -> None:
+        """A turn begins. `apart`: what the own weights are apart from the base by, by parameter, at least in fp32."""
 
     def come(self, wait_s: float) -> Iterable[ShownWeights]:
         """What has come in the turn of now and was not given yet. Waits for the rest of it, but no longer."""

@@ -33,7 +33,7 @@ class Turn(NamedTuple):
     number: int
 
 
-class Neighbour(NamedTuple):
+class Partner(NamedTuple):
     """Somebody whose weights are mixed in.
 
     Attributes:
@@ -45,7 +45,7 @@ class Neighbour(NamedTuple):
     weight: float
 
 
-def neighbours(over: Over, turn: Turn, rank: int, learning: Sequence[int]) -> tuple[Neighbour, ...]:
+def neighbours(over: Over, turn: Turn, rank: int, learning: Sequence[int]) -> tuple[Partner, ...]:
     """Whose weights the learner of this rank mixes with its own in a turn; none where it has no partner, or does not
     compute.
 
@@ -60,8 +60,8 @@ def neighbours(over: Over, turn: Turn, rank: int, learning: Sequence[int]) -> tu
     if over == "pairs" or members == 2:
         levels = (members - 1).bit_length()
         other = place ^ (1 << (turn.round + turn.number) % levels)
-        return (Neighbour(learning[other], 1 / 2),) if other < members else ()
-    return tuple(Neighbour(learning[(place + step) % members], 1 / 3) for step in (-1, 1))
+        return (Partner(learning[other], 1 / 2),) if other < members else ()
+    return tuple(Partner(learning[(place + step) % members], 1 / 3) for step in (-1, 1))
 
 
 def turns_in(local_steps: int, every: int) -> int:
