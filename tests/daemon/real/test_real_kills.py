@@ -99,8 +99,17 @@ def test_neighbours_mix_also_with_a_learner_that_was_killed(mesh: ChaosMesh, tmp
     assert summary.state == "succeeded", summary.error
     assert summary.replicas_equal is True
     for daemon in (first, second, third):
-        [(came, hoped)] = re.findall(r"(\d+) of (\d+) neighbours' weights came", daemon.log_path.read_text())
-        assert 0 < int(came) <= int(hoped)
+        come, hoped = _neighbours_weights(daemon)
+        assert 0 < come <= hoped
+
+
+def _neighbours_weights(daemon: ChaosDaemon) -> tuple[int, int]:
+    """How many came, and how many could have: as its log says once the job is over there, too."""
+    deadline_s = time.monotonic() + jobs.TIMEOUT_S
+    while (told := re.search(r"(\d+) of (\d+) neighbours' weights came", daemon.log_path.read_text())) is None:
+        assert time.monotonic() < deadline_s, "the job does not end there"
+        time.sleep(0.1)
+    return int(told[1]), int(told[2])
 
 
 def _kill_learner(daemon: ChaosDaemon, job: str, rank: int) -> None:

@@ -112,6 +112,7 @@ def piece(index: int, turn: int, round_: int = ROUND) -> Header:
 
 
 def test_weights_go_to_the_partner_of_the_turn_alone() -> None:
+    """W8: in pieces, each of which says which it is."""
     daemon = Daemon()
     daemon.begin(1, fill=9)
     assert [header for header, _ in daemon.links[2].sent] == [piece(index, 1) for index in range(3)]
