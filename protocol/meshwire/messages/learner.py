@@ -212,7 +212,7 @@ class Shown(Wire):
     """What a neighbour's weights are apart from the base by lies in a slot."""
 
     slot: Annotated[int, Field(ge=1, le=MIXED_SLOTS_MAX)]
-    weight: Annotated[float, Field(gt=0, lt=1)]  # W_ij, of these weights in the mixture
+    weight: Annotated[float, Field(gt=0, le=1)]  # W_ij, of these weights in the mixture
 
 
 @message("turn.news")

@@ -205,17 +205,17 @@ def test_the_first_turn_of_a_period_is_heard_before_it_begins_here() -> None:
 
 
 def test_a_piece_that_lands_when_its_turn_is_over_touches_no_slot() -> None:
-    """G8: the link was slow, and two turns later the same slot is another one's."""
-    daemon = Daemon()
+    """G8: the link was slow, and two turns later another partner's lies in the same slot."""
+    daemon = Daemon(learning=tuple(range(8)))
     daemon.begin(1)
     late = piece(0, 1)
-    place = daemon.gossip.announced(2, late)
+    place = daemon.gossip.announced(4, late)
     assert isinstance(place, memoryview)
     daemon.begin(2)
     daemon.begin(3)
     daemon.hear_all(2, 3, 5)
     place[:] = bytes([6] * PIECE)
-    daemon.gossip.received(2, late)
+    daemon.gossip.received(4, late)
     assert daemon.slots[daemon.news[-1].shown[0].slot] == bytes([5] * VECTOR)
 
 
