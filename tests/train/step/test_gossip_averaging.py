@@ -134,7 +134,7 @@ def test_a_round_is_of_own_changes_whatever_was_lost(
     seed: int, over: str, sync: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The base after each round is as without mixing, although weights came to one side, or to none."""
-    monkeypatch.setattr(mixed_weights, "wait_s", lambda _step_s: 0.002 * seed)
+    monkeypatch.setattr(mixed_weights, "wait_s", lambda _step_s: 10.0 if seed else 0.0)  # then all come late
     random = Random(seed)
     lost = {
         (sender, receiver, n): random.random() < 0.5 for sender in range(3) for receiver in range(3) for n in range(20)
@@ -150,7 +150,7 @@ def test_a_round_is_of_own_changes_whatever_was_lost(
     assert distance(models[0], alone[0]) <= TOLERANCE
     for behind_round in (4, 9):
         assert distance(mixed[1, behind_round], own[1, behind_round]) <= TOLERANCE
-    if seed:  # else neighbours are hardly ever there in time
+    if seed:  # else it is the clock's to say
         assert any(distance(mixed[rank, 3], own[rank, 3]) > 1e-3 for rank in range(3))
 
 
