@@ -3505,7 +3505,7 @@ BUGS: tuple[Bug, ...] = (
         "Gossip._is_due",
         "turn.round == computes_for and ",
         "",
-        f"{SIM}/test_gossip.py",
+        f"{DAEMON}/rounds/test_gossip.py",
     ),
     Bug(
         "mixing-is-contributed",

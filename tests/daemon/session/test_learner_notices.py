@@ -218,6 +218,22 @@ async def test_a_turn_of_mixing_is_answered_with_what_is_there() -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_fence_and_a_learners_end_end_its_turn() -> None:
+    """G2: it waits for nothing more. The next process begins with the first turn again (J3)."""
+    async with Desk(2, "local:4,gossip=1") as desk:
+        size_bytes = len(desk.memory.mixed(0))
+        first = Header(Kind.GOSSIP, size_bytes, generation=desk.generation.hash64(), round=1, step=1, segment_count=1)
+        desk.say(LearnerTurn(round=1, turn=3, shown=True))
+        assert desk.rounds.chunk_announced(1, first) is None
+        desk.rounds.learner.dead("it was killed")
+        assert isinstance(desk.rounds.chunk_announced(1, first), memoryview)
+        desk.say(LearnerTurn(round=1, turn=1, shown=True))
+        desk.told.clear()
+        desk.rounds.crossing.fence()
+        assert TurnNews(round=1, turn=1, shown=(), awaited=0, sent=True) in desk.told
+
+
+@pytest.mark.asyncio
 async def test_who_mixes_in_a_job_that_does_not_breaks_the_rules() -> None:
     async with Desk(2, "local:4") as desk:
         desk.say(LearnerTurn(round=1, turn=1, shown=True))
