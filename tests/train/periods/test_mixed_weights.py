@@ -226,12 +226,13 @@ def test_what_is_no_number_is_not_mixed(bad: float) -> None:
 
 
 def test_what_comes_for_another_turn_or_behind_the_period_is_not_given() -> None:
-    around, _, daemon = talk()
+    around, slots, daemon = talk()
+    slots.each[2] = torch.tensor([5.0, 6.0, 7.0, 8.0])
     around.begin(Turn(ROUND, 1), own)
     daemon.says = [news(1)]
     around.begin(Turn(ROUND, 2), own)
     daemon.says = [news(1, slot=1), news(2, slot=2, awaited=1)]
-    assert len(differences(around.come(1.0))) == 1
+    assert differences(around.come(1.0)) == [[4.0, 5.0, 5.0]]
     around.end_period()
     daemon.says = [news(2, slot=1)]
     assert differences(around.come(1.0)) == []
