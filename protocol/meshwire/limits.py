@@ -125,6 +125,9 @@ STORE_KEYS_MAX = 100_000
 STORE_WAIT_S_MAX = 7 * 86_400.0  # for a key: scripts say how long
 
 # Rounds (R0, V2)
+GOSSIP_PIECE_BYTES = (
+    CHUNK_BYTES  # of what is shown to a neighbour (R9); a daemon holds one of each until all of it is here
+)
 PERIOD_MAX = 500  # H, DiLoCo's; a claim of two periods stays below CLAIM_BATCHES_MAX
 PERIODS_AFTER_MAX = 99_999  # rounds of one step before those of a period
 STALENESS_MAX = 64  # the bound s: retained rounds are at most 3(s+1)

@@ -222,6 +222,10 @@ class Memory:
         assert not self._closed, "M2: memory that was given back is not looked into"
         return self.slots.raw(step)
 
+    def mixed(self, slot: int) -> memoryview:
+        assert not self._closed, "M2: memory that was given back is not looked into"
+        return self.slots.mixed(slot)
+
     def close(self) -> None:
         """A process that has it may go on with it."""
         self._closed = True

@@ -18,10 +18,12 @@ from meshwire.memory_layout.footprint import ROUND_OBJECTS_BYTES, UNAPPLIED_BYTE
 from meshwire.memory_layout.shared_slots import MemoryLayout
 from meshwire.messages.job import Generation
 from meshwire.rounds.effects import Message
+from meshwire.sync_modes.neighbours import NEIGHBOURS_MAX
 from meshwire.sync_modes.settings_changes import SettingsChange, SettingsChanges, codecs_by_round
 
 BUCKETS = 2
 SLOT_BYTES = 64
+MIXED_BYTES = 250  # that a learner shows its neighbours
 DECODE_S = 0.003  # of a round that was whole before the result slot was opened for it
 
 
@@ -62,8 +64,13 @@ class Slots:
     def __init__(self, staleness: int) -> None:
         self._slots = [bytearray(SLOT_BYTES) for _ in range(MemoryLayout.for_bound(1, staleness).raw_slots)]
 
+        self._mixed = [bytearray(MIXED_BYTES) for _ in range(1 + 2 * max(NEIGHBOURS_MAX.values()))]
+
     def raw(self, step: int) -> memoryview:
         return memoryview(self._slots[step % len(self._slots)])
+
+    def mixed(self, slot: int) -> memoryview:
+        return memoryview(self._mixed[slot])
 
     def put(self, step: int, name: str) -> None:
         self.raw(step)[:] = name.encode().ljust(SLOT_BYTES, b"\0")

@@ -3,6 +3,7 @@
 It talks to its daemon in the words of the real one, and leaves what it has computed in the memory between them.
 """
 
+import hashlib
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -22,16 +23,19 @@ from meshwire.messages.learner import (
     LearnerSaved,
     LearnerSealed,
     LearnerStepped,
+    LearnerTurn,
     RoundDone,
     Save,
     Start,
     StepLost,
+    TurnNews,
 )
 from meshwire.messages.rounds import Poison
 from meshwire.samples.pool import Batch
 from meshwire.sync_modes.mode import SyncSettings
+from meshwire.sync_modes.neighbours import Turn, turns_in
 from tests.sim.clusterdisk import State
-from tests.sim.clusterexchange import BUCKETS
+from tests.sim.clusterexchange import BUCKETS, MIXED_BYTES
 
 if TYPE_CHECKING:
     from tests.sim.clusterdaemon import Daemon
@@ -132,6 +136,9 @@ class Learner:
         self._unbound = False  # it computes, and no bucket is ready
         self._awaits_round = False  # with s=0 a step that is sealed ends with its round
         self._lost_step = 0
+        self._gossip = sync.gossip
+        self._turn: Turn | None = None  # of mixing, the newest that it has told
+        self._is_free = True  # what it has shown may be written over
         self.deal = Deal(sync)
         self.rounds: WatchedRounds | None = None  # once it has a base
         self.alive = True
@@ -184,6 +191,8 @@ class Learner:
                 self._start(step, steps)
             case EndPeriod(step=step):
                 self._end_early(step)
+            case TurnNews():
+                self._hear_turn(body)
             case Save():
                 self._saves.append(body)
                 self._give_state()
@@ -288,7 +297,34 @@ class Learner:
             self._poisons = poisoned
             self._in_step(forward_s / 2, self._take_in)
             return
+        for number in range(1, 1 + turns_in(self._local_steps, self._gossip)):
+            at_s = forward_s * number * self._gossip / self._local_steps
+            self._in_step(at_s, partial(self._begin_turn, Turn(self.applied + 1, number)))
         self._contribute(forward_s, backward_s, poisoned=poisoned)
+
+    def _begin_turn(self, turn: Turn) -> None:
+        """R9: what it shows says on which base it stands, and in which turn."""
+        shown, self._is_free, self._turn = self._is_free, False, turn
+        if shown:
+            self.memory.slots.mixed(0)[:] = self._shows(turn, self.name)
+        self._say(LearnerTurn(round=turn.round, turn=turn.number, shown=shown))
+
+    def _shows(self, turn: Turn, name: str) -> bytes:
+        text = f"{self.base.hex()} {self.start.hex()} {turn.round} {turn.number} {name}"
+        return (hashlib.sha256(text.encode()).hexdigest() + name).encode().ljust(MIXED_BYTES, b".")
+
+    def _hear_turn(self, news: TurnNews) -> None:
+        """R9: what neighbours show is of the same turn, on the same base, and whole."""
+        if self._turn != (news.round, news.turn):
+            return
+        self._is_free = news.sent
+        in_period = self._stepping and news.round == self.applied + 1
+        for one in news.shown if in_period else ():
+            shown = bytes(self.memory.slots.mixed(one.slot))
+            name = shown[64:].rstrip(b".").decode()
+            assert name != self.name, "R9: who mixes does so with others"
+            assert shown == self._shows(self._turn, name), f"R9: {self.name} is to mix what {name} has on another base"
+            self._daemon.world.befallen["mixed"] += 1
 
     def _contribute(self, forward_s: float, backward_s: float, *, poisoned: bool) -> None:
         for bucket in range(BUCKETS):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshtrain.errors import MeshtrainError
 from meshtrain.train.link.environment import Environment
@@ -38,15 +39,19 @@ from meshwire.messages.learner import (
     LearnerSealed,
     LearnerState,
     LearnerStepped,
+    LearnerTurn,
     LearnerWelcome,
     Save,
+    Shown,
     StateTask,
     Stop,
+    TurnNews,
 )
 from meshwire.messages.local import Attach
 from meshwire.model.manifest import first_difference
 from meshwire.model.plan import plan_buckets
 from meshwire.sync_modes.mode import SyncSettings, sync_settings
+from meshwire.sync_modes.neighbours import NEIGHBOURS_MAX, Turn, neighbours
 from tests.train.localrounds import LocalRounds, Values
 
 JOB = "1kx3m9q2v7bd"
@@ -101,6 +106,7 @@ class LocalDaemon:
         buckets, seals: by step and rank.
         events: in the order in which they reached the daemons.
         silent: set it, and learners hear nothing any more.
+        loses: which weights that a rank (the first) shows another one (the second) in a turn never come.
     """
 
     def __init__(self, members: int, *, promises: bool = True, **spec: Any) -> None:
@@ -123,6 +129,9 @@ class LocalDaemon:
         self.events: list[str] = []
         self.stopped = False
         self.silent = False
+        self.loses: Callable[[int, int, Turn], bool] = lambda _sender, _receiver, _turn: False
+        self._turns: dict[int, Turn] = {}  # that each rank is in
+        self._shown: dict[tuple[Turn, int], bytes] = {}
         self._errors: list[Exception] = []  # of learners against the protocol
         self._told_ready: set[int] = set()
         self._given: dict[int, LearnerSaved] = {}  # the start state, by rank that loads it
@@ -393,15 +402,39 @@ class LocalDaemon:
                     assert len(set(digests.values())) == 1, f"O9: the bases after round {body.round} differ"
                 case LearnerLog():
                     self.logs.append((rank, body))
+                case LearnerTurn():
+                    self._turn(rank, body)
                 case LearnerEncoder():
                     self.encoders.append((rank, body))
                 case LearnerSaved(number=number) if number < 0:
                     self._given[-number] = body
                 case LearnerSaved():
                     self.saved.append((rank, body))
-            if not isinstance(body, LearnerEncoder | LearnerHash | LearnerLog | LearnerSaved):
+            if not isinstance(body, LearnerEncoder | LearnerHash | LearnerLog | LearnerSaved | LearnerTurn):
                 self.rounds.take(rank, body)
             self.lock.notify_all()
+
+    def _turn(self, rank: int, body: LearnerTurn) -> None:
+        """R9: what is shown comes to each neighbour that is in the same turn, or when it is."""
+        turn = self._turns[rank] = Turn(body.round, body.turn)
+        if body.shown:
+            self._shown[turn, rank] = self._mixed_slot(rank, 0).tobytes()
+        for other in range(self.members):
+            if self._turns.get(other) == turn:
+                self._tell_turn(other, turn)
+
+    def _tell_turn(self, rank: int, turn: Turn) -> None:
+        around = neighbours(self.spec.sync.over, turn, rank, range(self.members))
+        around = tuple(one for one in around if not self.loses(one.rank, rank, turn))
+        shown = []
+        for place, one in enumerate(around):
+            if (turn, one.rank) in self._shown:
+                slot = 1 + place + turn.number % 2 * NEIGHBOURS_MAX[self.spec.sync.over]
+                self._mixed_slot(rank, slot)[:] = np.frombuffer(self._shown[turn, one.rank], np.uint8)
+                shown.append(Shown(slot=slot, weight=one.weight))
+        awaited = len(around) - len(shown)
+        news = TurnNews(round=turn.round, turn=turn.number, shown=tuple(shown), awaited=awaited, sent=True)
+        self.notify(rank, news)
 
     def notify(self, rank: int, body: Wire) -> None:
         """Says this to the rank's learner."""
@@ -424,7 +457,12 @@ class LocalDaemon:
 
     def _layout(self) -> MemoryLayout:
         plan = plan_buckets(self.models[0].manifest, self.spec.bucket_bytes, parse_codec(self.spec.codec))
-        return MemoryLayout.for_bound(plan.total_values, self.spec.sync.staleness)
+        return MemoryLayout.for_job(plan.total_values, self.spec.sync, parse_codec(self.spec.codec))
+
+    def _mixed_slot(self, rank: int, slot: int) -> NDArray[np.uint8]:
+        layout = self._layout()
+        whole = self._values(rank, layout).view(np.uint8)
+        return whole[layout.mixed_offset(slot) :][: layout.values * layout.mixed_bytes]
 
     def _values(self, rank: int, layout: MemoryLayout) -> Values:
         if rank not in self._maps:

@@ -114,7 +114,7 @@ def _with(cls: type[Wire], **made: st.SearchStrategy[Any]) -> st.SearchStrategy[
 
 _MODES = (
     *("bsp", "bsp,accumulate=4", "ssp:3", "local:8,ssp:1", "sma:4"),
-    *("diloco:32,stream=4", "muloco:30,stream=3,tau=10", "local:8,stream=4,random"),
+    *("diloco:32,stream=4", "muloco:30,stream=3,tau=10", "local:8,stream=4,random", "local:8,gossip=2,over=ring"),
 )
 SPECIAL[SyncSettings] = st.one_of(
     st.sampled_from([sync_settings(mode) for mode in _MODES]),
@@ -125,6 +125,8 @@ SPECIAL[SyncSettings] = st.one_of(
         accumulate=st.just(1),
         random=st.just(False),
         central=st.just(False),
+        gossip=st.just(0),
+        over=st.just("pairs"),
     ),
 )
 

@@ -119,7 +119,8 @@ def _staleness(job: JobSummary, settings: Mapping[str, str]) -> str:
     if mode is not None and not mode.staleness:
         steps = local_steps(mode, job.changes, newest_round(job))
         each = "each step" if steps < 2 else f"each {steps} steps"
-        parts.append(f"none: all wait for each other after {each}{_in_turns(mode)}")
+        mixes = f", and mix weights with neighbours after each {mode.gossip}" if mode.gossip else ""
+        parts.append(f"none: all wait for each other after {each}{_in_turns(mode)}{mixes}")
     elif mode is not None and mode.overlaps:
         parts.append(f"all take a round in behind step {mode.delay} of the next period{_in_turns(mode)}")
     elif mode is not None:

@@ -70,10 +70,15 @@ class SharedMemory:
         assert self._layout is not None
         return self._slot(self._layout.result_offset)
 
-    def _slot(self, offset: int) -> memoryview:
+    def mixed(self, slot: int) -> memoryview:
+        """A slot of weights that are mixed (R9): `layout.values` of `layout.mixed_bytes` each."""
+        assert self._layout is not None
+        return self._slot(self._layout.mixed_offset(slot), self._layout.mixed_bytes)
+
+    def _slot(self, offset: int, value_bytes: int = VALUE_BYTES) -> memoryview:
         assert self._map is not None
         assert self._layout is not None
-        return memoryview(self._map)[offset : offset + self._layout.values * VALUE_BYTES]
+        return memoryview(self._map)[offset : offset + self._layout.values * value_bytes]
 
     def close(self) -> None:
         """Gives the memory back once no view of it is left; without views, at once."""

@@ -24,6 +24,9 @@ class RawSlots(Protocol):
     def raw(self, step: int) -> memoryview:
         """The slot of one step of the learner."""
 
+    def mixed(self, slot: int) -> memoryview:
+        """Where weights are mixed within a period (R9). 0: what the learner shows; from 1: what its neighbours do."""
+
 
 class DataPlane(Protocol):
     """The exchange of all rounds of one history. What becomes of it, a `RoundHost` hears."""

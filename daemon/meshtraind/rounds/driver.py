@@ -8,13 +8,14 @@ from typing import Protocol
 from meshtraind.rounds.data_plane import DataPlaneFactory, RawSlots
 from meshtraind.rounds.effects import EffectPerformer, RoundParts, Stage
 from meshtraind.rounds.generation_change import GenerationChange, rounds_kept
+from meshtraind.rounds.gossip import Gossip
 from meshtraind.rounds.history import Entry, RoundHistory
 from meshtraind.rounds.learner_inputs import LearnerInputs
 from meshtraind.rounds.trace_recorder import RoundWitness, round_machine
 from meshtraind.transport.round_link import RoundLink
 from meshwire.codecs.registry import parse_codec
 from meshwire.encoded_layout.projections import builds_on
-from meshwire.frames.header import Header
+from meshwire.frames.header import Header, Kind
 from meshwire.message_base import Wire
 from meshwire.messages.job import Generation, JobSpec, RankReport
 from meshwire.messages.learner import SampleSpace
@@ -151,7 +152,9 @@ class Rounds:
         grants = SampleGrants(samples, rank, learning, spec.sync, entry.deal) if samples is not None else None
         self._machine = round_machine(settings, witness, complete=entry.complete)
         job_rounds = JobRounds(self._machine, grants, spec.sync, spec.on_nan)
-        self._parts = RoundParts(spec, rank, job_rounds, plane, RoundHistory(entry), ports.links, ports.slots)
+        links, slots = ports.links, ports.slots
+        gossip = Gossip(spec, rank, self._machine, links, slots, self.notify) if spec.sync.gossip else None
+        self._parts = RoundParts(spec, rank, job_rounds, plane, RoundHistory(entry), links, slots, gossip)
         self._performer = EffectPerformer(self._parts, generation.hash64(), self)
         self.crossing = GenerationChange(self._parts, self._performer, counted, learning)
         loadable_after = entry.complete + (builds_on(parse_codec(spec.codec), staleness) if in_the_middle else 0)
@@ -271,11 +274,18 @@ class Rounds:
         self._performer.handle(BarrierSeen(rank, inside))
 
     def chunk_announced(self, sender: int, header: Header) -> memoryview | str | None:
-        """Where an incoming chunk belongs."""
+        """Where an incoming chunk belongs, or a piece of a neighbour's weights."""
+        if header.kind is Kind.GOSSIP:
+            gossip = self._parts.gossip
+            return gossip.announced(sender, header) if gossip is not None else "no weights are mixed in this job"
         return self._parts.plane.chunk_announced(sender, header)
 
     def chunk_received(self, sender: int, header: Header) -> None:
-        """An incoming chunk is in its place."""
+        """An incoming chunk is in its place, or a piece of a neighbour's weights."""
+        if header.kind is Kind.GOSSIP:
+            assert self._parts.gossip is not None
+            self._parts.gossip.received(sender, header)
+            return
         self._parts.plane.chunk_received(header)
         self.peer_complete(sender, header.complete)
 
@@ -283,6 +293,8 @@ class Rounds:
         """Stops the timer and lets go of links and memory."""
         self.closed = True
         self._performer.close()
+        if self._parts.gossip is not None:
+            self._parts.gossip.close()
         self._parts.plane.close()
 
     # What its parts say to whoever made it

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Protocol
 
 from meshtraind.rounds.data_plane import DataPlane, RawSlots
+from meshtraind.rounds.gossip import Gossip
 from meshtraind.rounds.history import Entry, RoundHistory
 from meshtraind.rounds.stats import RoundStats
 from meshtraind.transport.round_link import RoundLink
@@ -74,6 +75,7 @@ class RoundParts:
         plane: moves the bytes.
         links: the way to each other member of the generation, by rank; live.
         slots: where the learner puts what it has computed.
+        gossip: its neighbours within a period (R9); None: its job has none.
     """
 
     spec: JobSpec
@@ -83,6 +85,7 @@ class RoundParts:
     history: RoundHistory
     links: Mapping[int, RoundLink]
     slots: RawSlots
+    gossip: Gossip | None = None
 
 
 class EffectPerformer:

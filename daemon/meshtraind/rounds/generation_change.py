@@ -47,6 +47,8 @@ class GenerationChange:
     def fence(self) -> None:
         """G2: from now on nothing of the generation is sent, completed or taken. The learner computes on."""
         self._parts.plane.fence()
+        if self._parts.gossip is not None:
+            self._parts.gossip.fence()
         self._performer.fence()
         self._performer.handle(FenceRaised())
         self._note_cut()
@@ -139,6 +141,8 @@ class GenerationChange:
         self._count(generation.number, generation.learning)
         self._parts.plane.resume()
         self._performer.send_waiting()
+        if self._parts.gossip is not None:
+            self._parts.gossip.resume(self._performer.generation, generation.learning)
 
     def take_in(self) -> None:
         """X3 (what others held is dealt again): the learner that has loaded computes from this generation on."""

@@ -11,6 +11,7 @@ from meshwire.messages.learner import (
     LearnerIdle,
     LearnerSealed,
     LearnerStepped,
+    LearnerTurn,
 )
 from meshwire.rounds.inputs import (
     BarrierBroken,
@@ -65,6 +66,13 @@ class LearnerInputs:
             self._host.notify(task)
         self._performer.handle(message)
 
+    def turn(self, message: LearnerTurn) -> str | None:
+        """A turn of mixing within a period has begun (R9). Returns what is wrong with that."""
+        if self._parts.gossip is None:
+            return "it mixes weights, and its job does not"
+        self._parts.gossip.begin(message)
+        return None
+
     def idle(self, reason: str) -> None:
         """No step will follow for now (R5): rounds are still applied."""
         self._performer.handle(LearnerIdle(reason=reason, finished=False))
@@ -87,6 +95,8 @@ class LearnerInputs:
         What follows the base that memory `holds` is kept for the one to come (J3); without one nothing is."""
         if self._parts.plane.encoder is not None:
             self._parts.plane.encoder.learner_lost()
+        if self._parts.gossip is not None:
+            self._parts.gossip.learner_lost()
         self._performer.handle(LearnerDied(reason, holds))
 
     def part(self, reason: str) -> None:

@@ -36,6 +36,7 @@ from meshwire.messages.learner import (
     LearnerSealed,
     LearnerState,
     LearnerStepped,
+    LearnerTurn,
     LearnerWelcome,
     Stop,
     Waiting,
@@ -248,6 +249,9 @@ class LearnerHandler:
             case LearnerStepped():
                 self._metrics.stepped(body)
                 rounds.learner.stepped(body)
+            case LearnerTurn():
+                if wrong := rounds.learner.turn(body):
+                    self._owner.fail(f"{self._owner.who}: {wrong}")
             case LearnerIdle(reason=reason, finished=finished):
                 if finished:
                     rounds.learner.gone(reason)

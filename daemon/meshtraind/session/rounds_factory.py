@@ -59,7 +59,7 @@ class RoundsFactory:
         """Makes rounds where the job begins, in memory that the learner has made. Raises RequestFailed."""
         manifest, plan = prepared.manifest, prepared.plan
         try:
-            self.memory.map(MemoryLayout.for_bound(plan.total_values, self._job.spec.sync.staleness))
+            self.memory.map(self._layout(plan))
             return self._make(owner, manifest, plan, prepared.samples, generation, beginning, trace_name="trace.jsonl")
         except (SharedMemoryError, ValueError) as error:
             raise RequestFailed(str(error)) from error
@@ -75,10 +75,13 @@ class RoundsFactory:
             plan = plan_buckets(model.manifest, self._job.spec.bucket_bytes, parse_codec(self._job.spec.codec))
             if plan.digest() != model.plan:
                 raise RequestFailed("the others plan their buckets differently: install the same version of meshtraind")
-            self.memory.make(MemoryLayout.for_bound(plan.total_values, self._job.spec.sync.staleness))
+            self.memory.make(self._layout(plan))
             return self._make(owner, model.manifest, plan, samples, generation, entry, trace_name=trace)
         except (SharedMemoryError, OSError, MemoryError, ValueError) as error:
             raise RequestFailed(str(error)) from error
+
+    def _layout(self, plan: Plan) -> MemoryLayout:
+        return MemoryLayout.for_job(plan.total_values, self._job.spec.sync, parse_codec(self._job.spec.codec))
 
     def _make(
         self,

@@ -142,7 +142,8 @@ def submit(
             "the signs of momentum, of which next to nothing travels. Behind an H, ,ssp:1 lets the next H steps "
             "begin while the last ones travel, and who is slower take fewer; ,stream=P lets P parts of the model "
             "travel in turns, each every H steps, and ,tau=T each while T more steps are taken; behind local:H, "
-            "stream=P,random draws each part from all values.",
+            "stream=P,random draws each part from all values; behind local:H and diloco:H, ,gossip=G has devices mix "
+            "their weights in pairs after each G of the H steps, with ,over=ring with both neighbours of a ring.",
         ),
     ] = None,
     codec: Annotated[

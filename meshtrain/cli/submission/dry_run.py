@@ -42,6 +42,7 @@ PARTS = {
     "masks": "which weights are kept",
     "raw_slots": "gradients on their way to the daemon",
     "result_slot": "their mean on its way back",
+    "mixed": "own weights and neighbours', within a period",
     "retained": "encoded rounds, in the daemon",
     "residuals": "what the codec has left out or builds on, in the daemon",
 }

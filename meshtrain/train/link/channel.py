@@ -118,6 +118,21 @@ class Channel:
                 reason = notice.reason
             self._take(notice)
 
+    def wait_at_most(self, wait_s: float, until: Callable[[], bool]) -> None:
+        """Takes notices until `until()` is true or the time is over, which is no error. Rounds stay in the queue.
+
+        Raises JobStopped, ConnectionLost.
+        """
+        self._send_held()
+        end_s = time.monotonic() + wait_s
+        while not until():
+            began_s = time.monotonic()
+            notice = self._client.next_notice(max(0.0, end_s - began_s))
+            self.waited_s += time.monotonic() - began_s
+            if notice is None:
+                return
+            self._take(notice)
+
     def with_names(self, reason: str) -> str:
         """A reason with the names of the peers whose ranks it tells: `rank 2:` as `rank 2 (anna):`."""
 

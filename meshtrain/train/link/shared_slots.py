@@ -2,7 +2,7 @@
 
 Raw slots: the learner writes weight * gradient into one, in the order of the plan, and the daemon encodes it. The
 result slot: the daemon writes the means of a round into it, and the learner applies them. M1 (memory) says how many
-there are.
+there are. Mixed slots, with `,gossip=G` (R9): one in which the learner shows its weights, others where neighbours' lie.
 """
 
 import mmap
@@ -11,8 +11,10 @@ import os
 import torch
 
 from meshtrain.errors import MeshtrainError
+from meshwire.codecs.spec import CodecSpec
 from meshwire.memory_layout.shared_slots import MemoryLayout
 from meshwire.model.plan import VALUE_BYTES, Plan, Span
+from meshwire.sync_modes.mode import SyncSettings
 
 
 class SharedSlots:
@@ -25,8 +27,8 @@ class SharedSlots:
         MeshtrainError: when the system does not give that much memory.
     """
 
-    def __init__(self, descriptor: int, plan: Plan, staleness: int) -> None:
-        self.layout = MemoryLayout.for_bound(plan.total_values, staleness)
+    def __init__(self, descriptor: int, plan: Plan, sync: SyncSettings, codec: CodecSpec) -> None:
+        self.layout = MemoryLayout.for_job(plan.total_values, sync, codec)
         try:
             os.ftruncate(descriptor, self.layout.total_bytes)
             self._map = mmap.mmap(descriptor, self.layout.total_bytes)
@@ -40,11 +42,15 @@ class SharedSlots:
         """Where step `step` writes its gradients."""
         return self._slot(self.layout.raw_offset(step))
 
-    def _slot(self, offset_bytes: int) -> torch.Tensor:
-        return torch.frombuffer(self._map, dtype=torch.float32, count=self.layout.values, offset=offset_bytes)
+    def mixed(self, slot: int) -> torch.Tensor:
+        """Where weights are mixed: 0 is what this learner shows, from 1 on what neighbours do; in fp32 or bf16."""
+        dtype = torch.float32 if self.layout.mixed_bytes == VALUE_BYTES else torch.bfloat16
+        return self._slot(self.layout.mixed_offset(slot), dtype)
+
+    def _slot(self, offset_bytes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.frombuffer(self._map, dtype=dtype, count=self.layout.values, offset=offset_bytes)
 
 
 def view(slot: torch.Tensor, span: Span, shape: torch.Size) -> torch.Tensor:
     """The part of a slot that belongs to one tensor, in its shape."""
-    assert slot.element_size() == VALUE_BYTES
     return slot[span.start : span.start + span.count].view(shape)

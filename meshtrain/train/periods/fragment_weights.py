@@ -92,6 +92,9 @@ class FragmentWeights:
         self._newest = round_
         self.in_flight = step
 
+    def stepped(self, round_: int, taken: int) -> None:
+        """Nothing: local weights are this learner's alone."""
+
     def take_part(self, members: int) -> None:
         """Nothing: what a round leaves of the local weights is settled when it is in the base."""
 

@@ -90,6 +90,9 @@ class LocalWeights:
         self.end_period()
         self._own.begin_step(newest_squared_norm)
 
+    def stepped(self, round_: int, taken: int) -> None:
+        """Nothing: local weights are this learner's alone."""
+
     def take_part(self, members: int) -> None:
         """Nothing: local weights end with their period."""
 

@@ -12,6 +12,8 @@ With plain averaging that is delayed gradient averaging (Zhu et al. 2021, "DGA",
 
 With parts that take turns (`,stream=P`) a period is H/P steps long, its round is of one part (`FragmentWeights`), and
 with `,tau=T` that is taken in behind step T of the next period.
+
+With neighbours (`,gossip=G`) weights are mixed within a period (`MixedWeights`), and rounds are as without.
 """
 
 from collections.abc import Callable, Iterable
@@ -37,7 +39,8 @@ class PeriodWeights(WorkingWeights, Protocol):
     """The weights that local steps move, with the base beside them; and how what they have changed gets into a round.
 
     With `local:H` and its kin they begin each period on the base (`LocalWeights`), with `sma:H` they go on
-    (`CentralAverage`), and with `,stream=P` each part of them follows the rounds of its own (`FragmentWeights`).
+    (`CentralAverage`), with `,stream=P` each part of them follows the rounds of its own (`FragmentWeights`), and with
+    `,gossip=G` they are mixed with those of neighbours (`MixedWeights`).
     """
 
     @property
@@ -61,6 +64,14 @@ class PeriodWeights(WorkingWeights, Protocol):
 
     def keep(self, step: int, round_: int) -> None:
         """The contribution of this step is on its way into a round that nobody waits for."""
+
+    def stepped(self, round_: int, taken: int) -> None:
+        """A local step was taken behind which the period goes on: they may be mixed with those of neighbours.
+
+        Args:
+            round_: that the period ends in.
+            taken: local steps of the period so far.
+        """
 
     def take_part(self, members: int) -> None:
         """The contribution is in a round of so many members, which is about to go into the base."""
@@ -227,6 +238,8 @@ class LocalStep:
         due = self._taken >= self._boundary.local_steps
         if due or self._called == self._contribution.step:
             self._end_round()
+        else:
+            self._weights.stepped(self._contribution.round, self._taken)
 
     def _forget_local_steps(self, *, all_of_them: bool) -> None:
         """Those of a period that is in no round. What has made the weights infinite or NaN is in the optimizer's state

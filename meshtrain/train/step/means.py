@@ -58,6 +58,12 @@ class RoundMeans:
         plans = [self.plans.of(number) for number in range(1, rounds + 1)]
         return [[at for at, index in enumerate(self._trained) if plan.spans[index].count] for plan in plans]
 
+    def places_of_parameters(self) -> dict[int, tuple[Span, torch.Size]]:
+        """Where each of `parameters` lies in a vector in which all values travel, by its position, and its shape."""
+        specs, spans = self.tensors.manifest.tensors, self.plan.spans
+        shapes = [torch.Size(specs[spans[index].tensor].shape) for index in self._trained]
+        return {at: (spans[index], shapes[at]) for at, index in enumerate(self._trained)}
+
     def coded_parameters(self) -> list[torch.Tensor]:
         """Parameters that the job's codec encodes (matrices), in the plan's order; others travel as they are."""
         spans = [self.plan.spans[at] for bucket in self.plan.buckets[: self.plan.coded_buckets] for at in bucket.spans]

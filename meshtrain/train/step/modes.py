@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from meshtrain.train.data.step_samples import StepSamples
 from meshtrain.train.link.channel import Channel
+from meshtrain.train.link.neighbour_slots import NeighbourSlots
 from meshtrain.train.model.kept_state import NoKeptState
 from meshtrain.train.model.state import ReplicaState, RoundProgress
 from meshtrain.train.optim.clipping import UntouchedGradients, refusal_to_clip
@@ -26,6 +27,7 @@ from meshtrain.train.periods.central_average import CentralAverage
 from meshtrain.train.periods.fragment_weights import FragmentWeights
 from meshtrain.train.periods.inner_muon import WithMuon
 from meshtrain.train.periods.local_weights import LocalWeights
+from meshtrain.train.periods.mixed_weights import MixedWeights
 from meshtrain.train.step.base import Base
 from meshtrain.train.step.boundary import StepBoundary
 from meshtrain.train.step.buffers import ModelBuffers
@@ -135,6 +137,9 @@ def _local_weights(parts: EngineParts, outer_step: OptimizerStep) -> PeriodWeigh
         drawn = parts.means if parts.sync.random else None
         return FragmentWeights(parameters, parts.means.positions_of_rounds(parts.sync.fragments), drawn)
     own = OwnSteps(parameters, outer_step, parts.options, parts.coefficient)
+    if parts.sync.gossip:
+        around = NeighbourSlots(parts.means.slots, parts.means.places_of_parameters(), parts.channel)
+        return MixedWeights(parameters, own, around, parts.sync.gossip)
     return CentralAverage(parameters, own, parts.learners) if parts.sync.central else LocalWeights(parameters, own)
 
 

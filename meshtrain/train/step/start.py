@@ -63,7 +63,7 @@ def start_engine(
     coefficient = own_coefficient(sync.own, sum(not one.hub for one in welcome.members)) if sync.staleness else 0.0
     codec = parse_codec(spec.codec)
     plan = plan_buckets(tensors.manifest, spec.bucket_bytes, codec)
-    slots = SharedSlots(environment.memory_fd, plan, sync.staleness)
+    slots = SharedSlots(environment.memory_fd, plan, sync, codec)
     model = LearnerModel(
         manifest=tensors.manifest,
         memory_bytes=slots.layout.total_bytes,

@@ -7,7 +7,7 @@ from enum import IntEnum, IntFlag
 from meshwire import limits
 
 MAGIC = b"MESH"
-WIRE_VERSION = 22
+WIRE_VERSION = 23
 RESERVED = bytes(4)
 GROUP_ENDS = 1  # `step` of the last relayed frame of a process group that a rank leaves
 GROUP_BREAKS = 2  # the same, of one whose process was lost
@@ -26,6 +26,7 @@ class Kind(IntEnum):
     CONTROL = 1  # one msgpack message
     CHUNK = 2  # consecutive encoded segments of one bucket at one step of the topology program
     RELAYED = 3  # bytes of one learner for another, of which daemons know nothing else (P1)
+    GOSSIP = 4  # a piece of what a learner's own weights are apart from the base by, for a neighbour (R9)
 
 
 class Flags(IntFlag):
@@ -37,7 +38,7 @@ class Flags(IntFlag):
 
 
 _FLAG_OF = {Kind.CONTROL: Flags.MORE, Kind.CHUNK: Flags.POISON}
-_NAME_OF = {Kind.CONTROL: "control frame", Kind.CHUNK: "chunk", Kind.RELAYED: "relayed frame"}
+_NAME_OF = {Kind.CONTROL: "control frame", Kind.CHUNK: "chunk", Kind.RELAYED: "relayed frame", Kind.GOSSIP: "gossip"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,8 @@ class Header:
     """One frame's header. Control frames use `job`, `generation`, `complete`, `payload_bytes` and `flags` only; relayed
     ones `job`, `generation` (between daemons, of a job that restarts its scripts: in which their world began), `round`
     (their process group), `step` (GROUP_ENDS, GROUP_BREAKS: no other follows, and the payload says why),
-    `contributors` and `payload_bytes`.
+    `contributors` and `payload_bytes`; gossip `job`, `generation`, `round` (in which the period ends), `step` (the
+    turn), `first_segment` and `segment_count` (which piece, of how many) and `payload_bytes`.
 
     Attributes:
         job: `meshwire.jobs.lifecycle.job_number` of the job, 0 when the frame belongs to none.
@@ -147,7 +149,7 @@ def decode_header(data: bytes | bytearray | memoryview) -> Header | str:
         return f"not a meshtrain frame (it begins with {bytes(magic)!r})"
     if version != WIRE_VERSION:
         return f"frame of wire version {version}; this side speaks version {WIRE_VERSION}"
-    if kind not in (Kind.CONTROL, Kind.CHUNK, Kind.RELAYED):
+    if kind not in _NAME_OF:
         return f"unknown frame kind {kind}"
     if flags not in (Flags.NONE, Flags.POISON, Flags.MORE):
         return f"unknown frame flags {flags:#06x}"

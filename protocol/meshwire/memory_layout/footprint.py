@@ -56,7 +56,8 @@ class Footprint:
 
     Attributes:
         parameters: of the model; frozen ones too.
-        view: a copy of those that are trained, where what the learner computes with differs from the base.
+        view: a copy of those that are trained, where what the learner computes with differs from the base; with
+            `,gossip=G` what mixing has changed of them is another.
         gradients: `p.grad` of those that are trained.
         own_gradients: the learner's own that no applied round has covered yet.
         optimizer: its state, and that of the outer one.
@@ -64,6 +65,7 @@ class Footprint:
         buffers: in the model, and their value after the last round.
         masks: which weights are kept.
         raw_slots, result_slot: shared memory of learner and daemon.
+        mixed: with `,gossip=G` (R9), what is shown to neighbours and what they show, in memory of learner and daemon.
         retained: encoded, in the daemon, until every member has the round.
         residuals: of the codec's error feedback, and what it turns vectors into shorter ones with, in the daemon.
     """
@@ -78,6 +80,7 @@ class Footprint:
     masks: int
     raw_slots: int
     result_slot: int
+    mixed: int
     retained: int
     residuals: int
 
@@ -131,10 +134,11 @@ def footprint(
     staleness = sync.staleness
     overlaid = size.parameters if coefficient and staleness else 0
     outer_state = size.parameters if sync.outer_momentum else 0
-    layout = MemoryLayout.for_bound(values, staleness)
+    layout = MemoryLayout.for_job(values, sync, codec)
+    mixed = layout.total_bytes - layout.mixed_offset(0) if layout.mixed_slots else 0
     return Footprint(
         parameters=size.parameters + size.frozen,
-        view=overlaid + (size.parameters if sync.period else 0),
+        view=overlaid + (size.parameters if sync.period else 0) + (size.parameters if sync.gossip else 0),
         gradients=size.parameters,
         own_gradients=(staleness + 1) * overlaid,
         optimizer=size.optimizer_state + outer_state,
@@ -142,7 +146,8 @@ def footprint(
         buffers=2 * size.buffers,
         masks=mask_bytes,
         raw_slots=layout.result_offset,
-        result_slot=layout.total_bytes - layout.result_offset,
+        result_slot=layout.total_bytes - layout.result_offset - mixed,
+        mixed=mixed,
         retained=retained_bytes(encoded_bytes, staleness, collective_for(codec, topology), members),
         residuals=residual_bytes(codec, values, staleness) + transform_bytes,
     )

@@ -2,14 +2,18 @@
 
 The daemon makes it before it spawns the learner, who finds it by MEMORY_FD_VARIABLE, sizes it for the
 prepared model and reports the size; both map it. Raw slots take w*g (W3) from the learner; the result slot takes the
-means from the daemon.
+means from the daemon. Where learners mix weights within a period (R9), one more slot takes what the own ones are apart
+from the base by, and others take the neighbours'.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
 
+from meshwire.codecs.spec import CodecSpec
 from meshwire.collectives.strategy import Collective
 from meshwire.model.plan import VALUE_BYTES
+from meshwire.sync_modes.mode import SyncSettings
+from meshwire.sync_modes.neighbours import NEIGHBOURS_MAX, value_bytes
 
 PAGE_BYTES = 4096
 
@@ -37,10 +41,25 @@ PORTABLE_VARIABLE = "MESHTRAIN_PORTABLE"  # 1: what Windows would use is used he
 
 @dataclass(frozen=True)
 class MemoryLayout:
-    """Byte offsets of the slots. Each slot holds `values` fp32 and starts on a page."""
+    """Byte offsets of the slots. Each slot starts on a page and holds `values` fp32; of weights that are mixed as many
+    values of `mixed_bytes` each.
+
+    Attributes:
+        mixed_slots: the own one, and for each neighbour one for the turn of now and one for the next; 0: none is mixed.
+    """
 
     values: int
     raw_slots: int
+    mixed_slots: int = 0
+    mixed_bytes: int = VALUE_BYTES
+
+    @classmethod
+    def for_job(cls, values: int, sync: SyncSettings, codec: CodecSpec) -> "MemoryLayout":
+        """That of a job's learners, in the codec that it has begun with."""
+        layout = cls.for_bound(values, sync.staleness)
+        if not sync.gossip:
+            return layout
+        return cls(values, layout.raw_slots, 1 + 2 * NEIGHBOURS_MAX[sync.over], value_bytes(codec))
 
     @classmethod
     def for_bound(cls, values: int, staleness: int) -> "MemoryLayout":
@@ -64,10 +83,20 @@ class MemoryLayout:
         """Where the means of the round to be applied lie."""
         return self.raw_slots * self.slot_bytes
 
+    def mixed_offset(self, slot: int) -> int:
+        """Where one of the slots lies whose values are mixed: 0 is the learner's own."""
+        assert 0 <= slot < self.mixed_slots
+        return self.result_offset + self.slot_bytes + slot * self._mixed_slot_bytes
+
+    @property
+    def _mixed_slot_bytes(self) -> int:
+        return -(-self.values * self.mixed_bytes // PAGE_BYTES) * PAGE_BYTES
+
     @property
     def total_bytes(self) -> int:
         """Size of the mapping; at least one page."""
-        return max((self.raw_slots + 1) * self.slot_bytes, PAGE_BYTES)
+        rounds_bytes = (self.raw_slots + 1) * self.slot_bytes
+        return max(rounds_bytes + self.mixed_slots * self._mixed_slot_bytes, PAGE_BYTES)
 
 
 def round_bytes(encoded_bytes: int, staleness: int, collective: Collective, members: int = 1) -> int:

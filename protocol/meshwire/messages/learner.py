@@ -16,11 +16,14 @@ from meshwire.messages.job import JobSpec, LogValues, Member, Rank, Text
 from meshwire.messages.local import AnyPath
 from meshwire.messages.rounds import BatchSize, Bytes, Poison, Round, SampleBlock
 from meshwire.model.manifest import ModelManifest
+from meshwire.sync_modes.neighbours import NEIGHBOURS_MAX
 
 EncoderWeights = Annotated[bytes, Field(max_length=limits.ENCODER_WEIGHTS_BYTES_MAX)]  # fp32, little-endian
 
 
 LocalSteps = Annotated[int, Field(ge=1, le=limits.PERIOD_MAX)]
+TurnNumber = Annotated[int, Field(ge=1, lt=limits.PERIOD_MAX)]
+MIXED_SLOTS_MAX = 2 * max(NEIGHBOURS_MAX.values())  # of neighbours
 
 
 @message("learner.welcome")
@@ -112,6 +115,16 @@ class LearnerApplied(Wire):
     round: Round
 
 
+@message("learner.turn")
+class LearnerTurn(Wire):
+    """Notice: a turn of mixing within a period (R9) has begun; slots of turns before it may be written again. Answer:
+    `TurnNews`."""
+
+    round: Round  # that the period ends in
+    turn: TurnNumber
+    shown: bool  # what the own weights are apart from the base by lies in their slot; else that was not free
+
+
 @message("learner.stepped")
 class LearnerStepped(Wire):
     """Notice: `step` has ended, the learner stands at its boundary. Answer: the rounds to apply, then `Start`."""
@@ -193,6 +206,24 @@ class RoundDone(Wire):
     squared_norm: float  # O4: of the means of all parameters
     start: Annotated[int, Field(ge=0)] = 0  # R1: this step begins when the round is applied, without `Start`; 0: none
     local_steps: LocalSteps = 1  # of a period that begins on this base (R9), or passes that add up (O6)
+
+
+class Shown(Wire):
+    """What a neighbour's weights are apart from the base by lies in a slot."""
+
+    slot: Annotated[int, Field(ge=1, le=MIXED_SLOTS_MAX)]
+    weight: Annotated[float, Field(gt=0, le=1)]  # W_ij, of these weights in the mixture
+
+
+@message("turn.news")
+class TurnNews(Wire):
+    """Notice to the learner: how far a turn of mixing is (R9). Each says all of it."""
+
+    round: Round
+    turn: TurnNumber
+    shown: Annotated[tuple[Shown, ...], Field(max_length=MIXED_SLOTS_MAX)]
+    awaited: Annotated[int, Field(ge=0, le=MIXED_SLOTS_MAX)]  # neighbours that may still show theirs
+    sent: bool  # the own slot may be written again
 
 
 @message("start")
@@ -310,4 +341,5 @@ LEARNER_TELLS = (
     LearnerSaved,
     LearnerSealed,
     LearnerStepped,
+    LearnerTurn,
 )

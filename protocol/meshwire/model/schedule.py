@@ -89,6 +89,11 @@ def refusal(sync: SyncSettings, codec: CodecSpec) -> str | None:
             f"--sync {sync.text()}: a gradient is written before it is known which round it is for, and the rounds' "
             "vectors differ in length: use --sync bsp, or local:H"
         )
+    if sync.gossip:
+        return (
+            f"--sync {sync.text()}: laptops mix all of their weights within a period, and not all values travel in "
+            "every round: use --sync bsp, or local:H"
+        )
     if sync.central:
         return (
             f"--sync {sync.text()}: each laptop has weights of its own that go on from round to round, and not all "

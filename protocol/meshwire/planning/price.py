@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import accumulate, pairwise
 from statistics import fmean
+from typing import NamedTuple
 
+from meshwire import limits
 from meshwire.codecs.registry import CodecSpec
 from meshwire.codecs.spec import Reduction
 from meshwire.collectives.strategy import Collective
@@ -25,6 +27,7 @@ from meshwire.planning.playback import BucketLoad, Playback, Played
 from meshwire.planning.quality import Quality, quality_of
 from meshwire.planning.step_trace import StepTrace
 from meshwire.sync_modes.mode import SyncSettings
+from meshwire.sync_modes.neighbours import Turn, neighbours, turns_in, value_bytes
 
 STEADY_ROUND = 9_999_990  # after every warm-up and ramp
 STEADY_ROUNDS = 2  # which may be laid out in turns
@@ -187,6 +190,12 @@ class Pricing:
         sent = _means([one.sent_bytes[: len(steps)] for one in played], period)
         received = _means([one.received_bytes[: len(steps)] for one in played], period)
         busy_s = fmean(max(one.busiest_link_s, one.air_s) for one in played) / period
+        if turns := turns_in(sync.period, sync.gossip):
+            # Neighbours are waited for as long as a local step takes, and what comes later is taken in later.
+            mixed = self._mixed(settings, len(steps), network)
+            step_s += turns * min(mixed.turn_s, compute_s) / period
+            busy_s += turns * mixed.link_s / period
+            sent, received = (tuple(each + turns * mixed.bytes / period for each in of) for of in (sent, received))
         alone_s = min(step.alone_s for step in steps)
         return Price(
             settings=settings,
@@ -226,6 +235,33 @@ class Pricing:
             for each in self._all_loads(settings, members)
         ]
         return fmean(max(each.processor_s) for each in played)
+
+    def _mixed(self, settings: JobSettings, members: int, network: Network) -> "_Mixed":
+        """What a turn of mixing within a period takes (R9), in the mean over all that come one after the other."""
+        sync, codec = settings.sync, settings.codec
+        vector = self._layouts(codec, sync)[0].total_values * value_bytes(codec)
+        frames = -(-vector // limits.GOSSIP_PIECE_BYTES)
+        vector += frames * HEADER_BYTES
+        work, learning = network.work, tuple(range(members))
+        link_s, more_s, count = [], [], []
+        for number in range(1, 1 + max(1, (members - 1).bit_length())):
+            pairs = [
+                (one.rank, place)
+                for place in learning
+                for one in neighbours(sync.over, Turn(0, number), place, learning)
+            ]
+            each = [sum(sender == place for sender, _ in pairs) for place in learning]
+            links = network.links[:members]
+            rates = [max(vector / link.up_bytes_s, vector / link.down_bytes_s) for link in links]
+            crossings = sum(network.crossings(*pair) for pair in pairs)
+            air_s = crossings * vector / network.air_bytes_s if network.air_bytes_s is not None else 0.0
+            link_s.append(max(air_s, *(times * rate for times, rate in zip(each, rates, strict=True))))
+            latency_s = max((network.latency_s(*pair) for pair in pairs), default=0.0)
+            ends_s = 2 * (vector * work.byte_s + frames * work.message_s)
+            more_s.append(latency_s + max(times * ends_s / link.speed for times, link in zip(each, links, strict=True)))
+            count.append(len(pairs) / members)
+        turn_s = fmean(one + more for one, more in zip(link_s, more_s, strict=True))
+        return _Mixed(vector * fmean(count), fmean(link_s), turn_s)
 
     def _round(
         self,
@@ -284,6 +320,20 @@ class Pricing:
                 _Loads(plan, layout, collective, program.shard_count, most, self._codec_prices) for layout in layouts
             ]
         return self._loads[key]
+
+
+class _Mixed(NamedTuple):
+    """A turn of mixing.
+
+    Attributes:
+        bytes: that a member sends, and receives.
+        link_s: how long the busiest link, or the air, is at it.
+        turn_s: until all have what they mix.
+    """
+
+    bytes: float
+    link_s: float
+    turn_s: float
 
 
 class _Loads:

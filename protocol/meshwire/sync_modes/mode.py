@@ -2,12 +2,13 @@
 (R8, R9, O2, X4a)."""
 
 import re
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self, cast, get_args
 
 from pydantic import Field, model_validator
 
 from meshwire import limits
 from meshwire.message_base import Wire
+from meshwire.sync_modes.neighbours import Over
 
 Straggler = Literal["carry", "wait"]
 Visibility = Literal["eager", "fixed"]
@@ -64,6 +65,10 @@ class SyncSettings(Wire):
     (SPARTA)."""
     central: bool = False
     """With a period, a learner's own weights go on, a step towards the base, and do not begin again there (SMA)."""
+    gossip: Annotated[int, Field(ge=0, le=limits.PERIOD_MAX)] = 0
+    """G: within a period, behind each G local steps a learner mixes its weights with those of neighbours. 0: never."""
+    over: Over = "pairs"
+    """With `gossip`, which neighbours these are."""
     accumulate: Annotated[int, Field(ge=1, le=limits.PERIOD_MAX)] = 1
     """A: a round is of the gradients of so many steps of the script, of which the last one alone changes anything (O6):
     one batch that is A times as large."""
@@ -94,6 +99,10 @@ class SyncSettings(Wire):
             raise ValueError("parts that take turns go with equal periods of local:H, diloco:H and muloco:H")
         if self.random and (self.fragments < 2 or self.delay or self.muon or not self.plain_mean):
             raise ValueError("drawn parts take turns with plain averaging alone, and are waited for")
+        if self.gossip and (self.gossip >= self.period or self.staleness or not self._starts_on_base):
+            raise ValueError("weights are mixed within equal periods of local:H and diloco:H, which are waited for")
+        if self.gossip == 0 and self.over != "pairs":
+            raise ValueError("neighbours are of weights that are mixed")
         if self.delay and (not self.fragments or self.delay > self.round_steps):
             raise ValueError(f"a round is taken in at most {self.round_steps} steps later, not {self.delay}")
         if self.fragments and (self.staleness, self.straggler) != (1 if self.delay else 0, "wait"):
@@ -101,6 +110,11 @@ class SyncSettings(Wire):
                 f"parts take turns with all of them, and s={self.staleness} is of {self.delay} steps' delay"
             )
         return self
+
+    @property
+    def _starts_on_base(self) -> bool:
+        """Each period begins on the base, and all of what its steps have changed travels, by the script's optimizer."""
+        return not (self.central or self.fragments or self.sparse or self.muon or self.signs)
 
     @property
     def ends_early(self) -> bool:
@@ -127,7 +141,9 @@ class SyncSettings(Wire):
         if self.fragments:
             how = (f",tau={self.delay}" if self.delay else "") + (",random" if self.random else "")
             return f"{self._kind()},stream={self.fragments}{how}"
-        return self._kind() + after + (f",ssp:{self.staleness}" if self.staleness else "")
+        mixes = f",gossip={self.gossip}" if self.gossip else ""
+        over = f",over={self.over}" if self.over != "pairs" else ""
+        return self._kind() + after + mixes + over + (f",ssp:{self.staleness}" if self.staleness else "")
 
     @property
     def measured_as(self) -> str:
@@ -250,6 +266,8 @@ def sync_settings(
             "fragments": mode.fragments,
             "random": mode.random,
             "delay": mode.delay,
+            "gossip": mode.gossip,
+            "over": mode.over or "pairs",
         }
     )
 
@@ -273,6 +291,8 @@ class _Mode(NamedTuple):
     delay: int = 0
     central: bool = False
     accumulate: int = 1
+    gossip: int = 0
+    over: Over | None = None  # nothing was typed
 
 
 _KINDS = {
@@ -283,6 +303,9 @@ _KINDS = {
     "sma": _Mode(outer_momentum=SMA_MOMENTUM, central=True),
 }
 """What goes with a period, by the word in front of it."""
+
+_MIXING = ("local", "diloco")
+"""With which of them weights are mixed between rounds."""
 
 _NUMBERS = {"diloco": ("rate", "momentum"), "sma": ("momentum",)}
 """Which numbers of the outer step can be typed, by that word."""
@@ -303,6 +326,7 @@ def _mode(sync: str) -> _Mode:
         made = _with_options(_KINDS[kind]._replace(period=period), kind, options, sync)
         if made is not None:
             _check_fragments(made, sync)
+            _check_gossip(made, kind, sync)
             return made
     if kind == "sparta":
         raise ValueError(
@@ -322,7 +346,9 @@ def _mode(sync: str) -> _Mode:
         "the first N rounds come after each step; for local, diloco and muloco ,stream=P has P parts of the model take "
         "turns, and ,tau=T behind it has a part's round taken in T steps later, such as diloco:32,stream=4,tau=4 (P at "
         f"most {limits.FRAGMENTS_MAX}), and for local ,random has each part drawn from all values, such as "
-        "local:64,stream=64,random; behind bsp ,accumulate=A has a round after each A steps, of all their gradients"
+        "local:64,stream=64,random; for local and diloco ,gossip=G has laptops mix their weights in pairs after each G "
+        "steps of a period, ,over=ring behind it with both neighbours of a ring, such as local:32,gossip=4; "
+        "behind bsp ,accumulate=A has a round after each A steps, of all their gradients"
     )
 
 
@@ -364,6 +390,30 @@ def _check_fragments(mode: _Mode, sync: str) -> None:
         )
 
 
+def _check_gossip(mode: _Mode, kind: str, sync: str) -> None:
+    """Raises ValueError for weights that are mixed where they cannot be."""
+    if mode.over is not None and not mode.gossip:
+        raise ValueError(f"--sync {sync}: ,over={mode.over} says with whom weights are mixed: use ,gossip=G with it")
+    if not mode.gossip:
+        return
+    legal = f"use local:{mode.period} or diloco:{mode.period} with ,gossip={mode.gossip}"
+    if kind not in _MIXING:
+        raise ValueError(f"--sync {sync}: ,gossip= was tried with local:H and diloco:H alone: {legal}, or omit it")
+    for option, typed in ((f",stream={mode.fragments}", mode.fragments), (f",ssp:{mode.staleness}", mode.staleness)):
+        if typed:
+            raise ValueError(
+                f"--sync {sync}: weights are mixed in periods that begin on the base, all of it, with rounds that are "
+                f"waited for, and {option} has others: omit one"
+            )
+    if mode.gossip >= mode.period:
+        raise ValueError(
+            f"--sync {sync}: behind {mode.period} steps comes the round, so weights are mixed after fewer: use gossip "
+            f"from 1 to {mode.period - 1}, or omit it"
+            if mode.period > 1
+            else f"--sync {sync}: each step is a round, and nothing is left to mix: use a longer period, or omit gossip"
+        )
+
+
 def _check_random(mode: _Mode, sync: str) -> None:
     """Raises ValueError for drawn parts that cannot be."""
     legal = f"use local:{mode.period},stream=P,random"
@@ -390,6 +440,12 @@ def _with_options(mode: _Mode, kind: str, options: list[str], sync: str) -> _Mod
             mode = mode._replace(staleness=bound)
         elif kind == "local" and name == "after":
             mode = mode._replace(after=_whole(sync, "after=N", text, 1, limits.PERIODS_AFTER_MAX))
+        elif name == "gossip":
+            mode = mode._replace(gossip=_whole(sync, "gossip=G", text, 1, limits.PERIOD_MAX))
+        elif name == "over":
+            if text not in get_args(Over):
+                raise ValueError(f"--sync {sync}: over takes {' or '.join(get_args(Over))}")
+            mode = mode._replace(over=cast(Over, text))
         elif option == "random":
             mode = mode._replace(random=True)
         elif name == "stream":

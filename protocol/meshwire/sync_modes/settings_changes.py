@@ -192,6 +192,11 @@ def refusal_of_period(sync: SyncSettings, period: int) -> str | None:
             f"--period {period}: with --sync {sync.text()} {sync.fragments} parts of the model take turns within a "
             f"period: use a multiple of {sync.fragments} from {least} on"
         )
+    if period <= sync.gossip:
+        return (
+            f"--period {period}: with --sync {sync.text()} weights are mixed after each {sync.gossip} steps of a "
+            f"period: use one from {sync.gossip + 1} on"
+        )
     if sync.staleness and sync.straggler == "carry" and (sync.period > 1) != (period > 1):
         legal = f"from 2 to {limits.PERIOD_MAX}" if sync.period > 1 else "of 1 alone"
         return (

@@ -24,6 +24,7 @@ AFTER = 40  # steps in step before post-local SGD begins its periods
 # Add a mode here: all else follows. The codec is the mode's own, fp32 where it has none.
 MODES = (
     *("bsp", "ssp:2", "local:8", f"local:8,after={AFTER}", "local:8,ssp:1"),
+    "local:8,gossip=2",
     *("diloco:8", "diloco:8,stream=4,tau=2", "sma:8", "sparseloco:8", "muloco:8", "demo"),
 )
 BASE = "bsp"

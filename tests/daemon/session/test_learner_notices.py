@@ -18,6 +18,8 @@ from meshtraind.session.learner_handler import LearnerHandler
 from meshtraind.session.metrics import MetricsKeeper
 from meshtraind.session.rounds_factory import RoundsFactory
 from meshwire import limits
+from meshwire.codecs.registry import parse_codec
+from meshwire.frames.header import Header, Kind
 from meshwire.jobs.lifecycle import new_job_id
 from meshwire.memory_layout.shared_slots import MemoryLayout
 from meshwire.message_base import Wire
@@ -34,9 +36,11 @@ from meshwire.messages.learner import (
     LearnerSealed,
     LearnerState,
     LearnerStepped,
+    LearnerTurn,
     RoundDone,
     Start,
     StateTask,
+    TurnNews,
     Waiting,
 )
 from meshwire.messages.rounds import Bind, Call, Null, Seal
@@ -97,7 +101,7 @@ class Desk:
         self.told: list[Wire] = []
         self.failed: list[str] = []
         self.memory = SharedMemory()
-        layout = MemoryLayout.for_bound(PLAN.total_values, settings.staleness)
+        layout = MemoryLayout.for_job(PLAN.total_values, settings, parse_codec(codec))
         os.ftruncate(self.memory.descriptor, layout.total_bytes)
         self.memory.map(layout)
         spec = JobSpec(
@@ -200,6 +204,42 @@ def test_throughput_counts_waits_and_not_the_first_step_of_a_process() -> None:
     keeper.stepped(LearnerStepped(step=1, samples=8, step_s=60.0, exposed_s=0.0))
     assert keeper._snapshot(None).throughput_samples_s == pytest.approx(16)
     assert keeper._snapshot(None).stage is None
+
+
+@pytest.mark.asyncio
+async def test_a_turn_of_mixing_is_answered_with_what_is_there() -> None:
+    """R9: nothing of the neighbour's, and what was to be shown has left."""
+    async with Desk(2, "local:4,gossip=1") as desk:
+        assert desk.say(LearnerTurn(round=1, turn=1, shown=True)) == [
+            TurnNews(round=1, turn=1, shown=(), awaited=1, sent=True)
+        ]
+        header = Header(Kind.GOSSIP, 4, generation=desk.generation.hash64(), round=1, step=1, segment_count=1)
+        assert "it shows piece 1 of 1 of its weights, of 4 bytes" in str(desk.rounds.chunk_announced(1, header))
+
+
+@pytest.mark.asyncio
+async def test_a_fence_and_a_learners_end_end_its_turn() -> None:
+    """G2: it waits for nothing more. The next process begins with the first turn again (J3)."""
+    async with Desk(2, "local:4,gossip=1") as desk:
+        size_bytes = len(desk.memory.mixed(0))
+        first = Header(Kind.GOSSIP, size_bytes, generation=desk.generation.hash64(), round=1, step=1, segment_count=1)
+        desk.say(LearnerTurn(round=1, turn=3, shown=True))
+        assert desk.rounds.chunk_announced(1, first) is None
+        desk.rounds.learner.dead("it was killed")
+        assert isinstance(desk.rounds.chunk_announced(1, first), memoryview)
+        desk.say(LearnerTurn(round=1, turn=1, shown=True))
+        desk.told.clear()
+        desk.rounds.crossing.fence()
+        assert TurnNews(round=1, turn=1, shown=(), awaited=0, sent=True) in desk.told
+
+
+@pytest.mark.asyncio
+async def test_who_mixes_in_a_job_that_does_not_breaks_the_rules() -> None:
+    async with Desk(2, "local:4") as desk:
+        desk.say(LearnerTurn(round=1, turn=1, shown=True))
+        assert desk.failed == ["rank 0 (n0): it mixes weights, and its job does not"]
+        header = Header(Kind.GOSSIP, 4, generation=desk.generation.hash64(), round=1, step=1, segment_count=1)
+        assert desk.rounds.chunk_announced(1, header) == "no weights are mixed in this job"
 
 
 @pytest.mark.asyncio

@@ -64,3 +64,17 @@ def test_nothing_is_held_while_the_learner_looks_asks_or_waits(channel: Channel,
 
     channel.wait(until, "a test")
     assert heard == [4, 4], "before it is asked whether the wait is over, too"
+
+
+def test_a_wait_with_an_end_is_over_when_its_time_is(
+    channel: Channel, sent: Sent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R9: of a neighbour that does not come. Signs of life do not make it longer, and rounds stay where they are."""
+    clock = iter(float(second) for second in range(100))
+    monkeypatch.setattr("meshtrain.train.link.channel.time.monotonic", lambda: next(clock))
+    channel.tell(APPLIED, more=True)
+    channel.wait_at_most(10.0, lambda: False)
+    assert sent.sendings == [(APPLIED,)]
+    assert 5 <= next(clock) <= 25
+    channel.wait_at_most(10.0, lambda: True)
+    channel.wait_at_most(0.0, lambda: False)

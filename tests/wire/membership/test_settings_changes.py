@@ -209,6 +209,8 @@ def test_people_are_told_what_is_otherwise() -> None:
         ("diloco:4", 1, None),
         ("muloco:4,ssp:1", 16, None),
         ("sparseloco:4", 16, None),
+        ("local:8,gossip=4", 4, "mixed after each 4 steps of a period: use one from 5 on"),
+        ("local:8,gossip=4", 16, None),
     ],
 )
 def test_what_cannot_have_another_period_is_refused_by_name(sync: str, period: int, why: str | None) -> None:

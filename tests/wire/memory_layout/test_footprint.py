@@ -86,6 +86,7 @@ def test_every_part_has_its_size() -> None:
         "masks": 0,
         "raw_slots": 2 * slot_bytes,
         "result_slot": slot_bytes,
+        "mixed": 0,
         "retained": retained_bytes(2 * VALUES, 3, RING),
         "residuals": 0,
     }
@@ -111,6 +112,20 @@ def test_local_steps_keep_the_base_beside_them(sync: str, outer_values: int) -> 
     assert made["view"] == SGD.parameters
     assert made["optimizer"] == plain["optimizer"] + outer_values * SGD.parameters
     assert {**made, "view": 0, "optimizer": plain["optimizer"]} == plain
+
+
+@pytest.mark.parametrize(("codec", "value_bytes"), [("fp32", 4), ("int8", 2)])
+@pytest.mark.parametrize(("over", "slots"), [("pairs", 3), ("ring", 5)])
+def test_weights_that_are_mixed_have_slots_of_their_own(codec: str, value_bytes: int, over: str, slots: int) -> None:
+    """R9: the own ones, and each neighbour's of two turns; and in the learner what mixing has moved."""
+    values, spec = 2**20, parse_codec(codec)
+    plain = dict(footprint(SGD, values, 2 * values, 1.0, sync_settings("local:8"), spec).parts())
+    made = footprint(SGD, values, 2 * values, 1.0, sync_settings(f"local:8,gossip=2,over={over}"), spec)
+    view = plain["view"] + SGD.parameters
+    assert dict(made.parts()) == {**plain, "view": view, "mixed": slots * values * value_bytes}
+    layout = MemoryLayout.for_job(values, sync_settings(f"local:8,gossip=2,over={over}"), spec)
+    assert layout.mixed_offset(0) == layout.result_offset + layout.slot_bytes
+    assert layout.mixed_offset(slots - 1) + values * value_bytes == layout.total_bytes
 
 
 def test_periods_that_overlap_keep_where_they_began_and_what_they_have_changed() -> None:

@@ -135,6 +135,7 @@ def test_what_travels_is_what_is_kept_and_all_where_masks_change(
         ("bsp", "dgc"),
         ("bsp", "onebit:momentum,9"),
         ("sma:4", "fp32"),
+        ("local:4,gossip=2", "fp32"),
     ],
 )
 def test_what_masks_do_not_go_with_is_refused_by_name(sync: str, codec: str | None) -> None:

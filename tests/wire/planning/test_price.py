@@ -75,6 +75,35 @@ def test_bsp_on_a_slow_link_takes_the_exchange_and_what_cannot_overlap() -> None
     assert found.link_part == pytest.approx(10 / found.step_s, rel=0.01)
 
 
+def test_who_mixes_within_a_period_sends_whole_vectors_and_waits_for_a_step_at_most() -> None:
+    """R9: three turns of eight steps, each a vector of fp32 to one neighbour, or of bf16 to two."""
+    network = quick(cables(4, VECTOR_BYTES / 0.1, 0.0))
+    alone = price(job_settings("fp32", "local:8"), network)
+    pairs = price(job_settings("fp32", "local:8,gossip=2"), network)
+    assert pairs.step_s - alone.step_s == pytest.approx(3 * 0.1 / 8, rel=0.01)
+    sent = [mixed - plain for mixed, plain in zip(pairs.sent_bytes, alone.sent_bytes, strict=True)]
+    assert sent == pytest.approx([3 * VECTOR_BYTES / 8] * 4, rel=0.001)
+    ring, half = (
+        price(job_settings("int8", sync), network) for sync in ("local:8,gossip=2,over=ring", "local:8,gossip=2")
+    )
+    assert ring.sent_bytes[0] - half.sent_bytes[0] == pytest.approx(3 * VECTOR_BYTES / 2 / 8, rel=0.001)
+    slow = quick(cables(4, VECTOR_BYTES / 100, 0.0))
+    alone, pairs = (price(job_settings("fp32", sync), slow) for sync in ("local:8", "local:8,gossip=2"))
+    assert pairs.step_s - alone.step_s == pytest.approx(3 * step().alone_s / 8)
+
+
+def test_weights_that_are_mixed_cross_the_air_of_a_cell_twice() -> None:
+    """Four stations, of which each sends one vector a turn."""
+    network = quick(cell(4, VECTOR_BYTES / 0.01, 0.0))
+    alone, pairs = (price(job_settings("fp32", sync), network) for sync in ("local:8", "local:8,gossip=2"))
+    assert pairs.step_s - alone.step_s == pytest.approx(3 * 4 * 2 * 0.01 / 8, rel=0.01)
+
+
+def test_nobody_is_proposed_to_mix() -> None:
+    """It was not measured."""
+    assert not any(setting.sync.gossip for setting in legal_settings(manifest()))
+
+
 def test_accumulation_pays_one_round_that_its_last_step_hides_a_part_of() -> None:
     """O6: all steps but the last one compute without a network."""
     trace, network = step(), quick(cables(2, VECTOR_BYTES / 10, 0.0))

@@ -191,6 +191,30 @@ def test_gradients_of_several_steps_make_a_round() -> None:
             SyncSettings.model_validate(made.model_dump() | changes)
 
 
+@pytest.mark.parametrize("sync", ["local:8,gossip=1", "diloco:8,gossip=7", "local:8,after=3,gossip=2,over=ring"])
+def test_weights_may_be_mixed_within_a_period(sync: str) -> None:
+    """R9: rounds and their rules are as without."""
+    made = sync_settings(sync)
+    assert made.text() == sync
+    assert made.model_copy(update={"gossip": 0, "over": "pairs"}) == sync_settings(sync.split(",gossip")[0])
+    assert sync_settings("local:8,gossip=2,over=pairs") == sync_settings("local:8,gossip=2")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"gossip": 8}, {"gossip": -1}, {"gossip": 0}, {"over": "star"}, {"staleness": 1}, {"period": 0}),
+        *({"fragments": 2}, {"central": True}, {"sparse": True}, {"muon": True}, {"signs": True}),
+    ],
+)
+def test_mixing_from_another_peer_is_checked(changes: dict[str, Any]) -> None:
+    """It may send what nobody can type."""
+    made = sync_settings("local:8,gossip=2,over=ring").model_dump()
+    assert SyncSettings.load(made) == sync_settings("local:8,gossip=2,over=ring")
+    with pytest.raises(ValidationError):
+        SyncSettings.load(made | changes)
+
+
 def test_an_average_that_own_weights_are_drawn_to_waits_for_its_round() -> None:
     assert sync_settings("sma") == sync_settings("sma:1,momentum=0.5,ssp:0")
     assert sync_settings("sma:8,momentum=0").model_copy(update={"central": False}) == sync_settings("local:8")
@@ -239,6 +263,8 @@ def test_rounds_without_a_bound_are_refused_with_the_reason() -> None:
             "bsp,accumulate=2,accumulate=2",
             "bsp,ssp:2",
             "local:2,stream=2,random=1",
+            "bsp,gossip=2",
+            "ssp:2,gossip=2",
             "ssp:2,random",
         ),
     ],
@@ -279,6 +305,8 @@ def test_other_modes_are_refused_with_what_is_possible(sync: str) -> None:
         (("local:2,ssp:1,ssp:1",), "ssp is there twice"),
         (("diloco:8,rate=0.7,rate=0.7",), "rate is there twice"),
         (("local:2,stream=2,stream=2",), "stream is there twice"),
+        (("local:8,gossip=0", "local:8,gossip=501", "local:8,gossip"), "gossip=G takes a whole number from 1 to 500"),
+        (("local:8,gossip=2,gossip=3",), "gossip is there twice"),
     ],
 )  # fmt: skip
 def test_a_number_that_cannot_be_is_named_with_those_that_can(syncs: tuple[str, ...], said: str) -> None:
@@ -330,6 +358,16 @@ def test_a_number_that_cannot_be_is_named_with_those_that_can(syncs: tuple[str, 
         ({"sync": "diloco:8,stream=2,random"}, "an outer step .* would move the others: use local:8,stream=P,random"),
         ({"sync": "muloco:8,stream=2,random"}, "would move the others"),
         ({"sync": "sma:8,random"}, "would move the others"),
+        ({"sync": "local:8,gossip=8"}, "behind 8 steps comes the round.* use gossip from 1 to 7, or omit it"),
+        ({"sync": "local:1,gossip=1"}, "each step is a round.* use a longer period, or omit gossip"),
+        ({"sync": "local:8,over=ring"}, "use ,gossip=G with it"),
+        ({"sync": "local:8,gossip=2,over=star"}, "over takes pairs or ring"),
+        ({"sync": "local:8,gossip=2,ssp:1"}, ",ssp:1 has others: omit one"),
+        ({"sync": "local:8,gossip=2,stream=2"}, ",stream=2 has others: omit one"),
+        ({"sync": "sma:8,gossip=2"}, "use local:8 or diloco:8 with ,gossip=2, or omit it"),
+        ({"sync": "muloco:8,gossip=2"}, "use local:8 or diloco:8 with ,gossip=2, or omit it"),
+        ({"sync": "sparseloco:8,gossip=2"}, "use local:8 or diloco:8 with ,gossip=2, or omit it"),
+        ({"sync": "local:8,gossip=2", "own": "1"}, "it waits for each: omit it"),
         ({"sync": "sparta:8"}, "typed as local:64,stream=64,random"),
         ({"sync": "local:8,stream=2,tau=1", "own": "1"}, "--own 1 with --sync .* is settled there"),
         ({"sync": "local:8,stream=2,tau=1", "visibility": "fixed"}, "--visibility fixed with --sync .* is settled"),

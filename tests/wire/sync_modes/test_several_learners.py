@@ -16,7 +16,8 @@ def test_every_mode_in_which_rounds_are_waited_for_may(sync: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "sync", ["ssp:1", "local:4,ssp:1", "local:4,stream=2", "diloco:4,stream=2,tau=1", "bsp,accumulate=2"]
+    "sync",
+    ["ssp:1", "local:4,ssp:1", "local:4,stream=2", "diloco:4,stream=2,tau=1", "local:4,gossip=2", "bsp,accumulate=2"],
 )
 def test_any_other_is_refused_with_those(sync: str) -> None:
     why = refusal_of_learners(sync_settings(sync), **PLAIN)
