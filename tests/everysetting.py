@@ -8,6 +8,7 @@ MODES = (
     *("bsp", "bsp,accumulate=2", "demo", "ssp:2"),
     *("local:2", "local:2,after=2", "local:2,ssp:1"),
     *("local:4,stream=2", "local:4,stream=2,tau=1", "local:4,stream=2,random"),
+    *("local:4,gossip=2", "diloco:4,gossip=1,over=ring"),
     *("diloco:2", "diloco:2,ssp:1", "diloco:4,stream=2", "diloco:4,stream=2,tau=1"),
     *("sparseloco:2", "sparseloco:2,ssp:1"),
     *("muloco:2", "muloco:2,ssp:1", "muloco:4,stream=2", "muloco:4,stream=2,tau=1"),

@@ -3570,6 +3570,7 @@ BUGS: tuple[Bug, ...] = (
         '"outer_momentum": mode.outer_momentum,',
         '"outer_momentum": 0.9 * mode.outer_momentum,',
         f"{TRAIN}/real/test_real_equalities.py -k nesterov",
+    ),
     # Weights that are mixed within a period.
     Bug(
         "gossip-goes-before-the-round",
