@@ -22,7 +22,9 @@ from meshwire.sync_modes.mode import sync_settings
 from tests.train.localdaemon import LocalDaemon
 
 RATE, DECAY, PERIOD, STEPS, MEMBERS = 0.02, 0.1, 2, 8, 2
-TOLERANCE = 1e-5  # relative: as of `test_local_steps`, but a rounding to bfloat16 may fall otherwise
+# Relative. A sum in another order may round one value to another bfloat16: a millionth more of momentum moves a matrix
+# by 7e-5. A step that is 1 % too large moves it by 4e-3.
+TOLERANCE = 2e-4
 SETTINGS = sync_settings(f"muloco:{PERIOD}")
 
 
