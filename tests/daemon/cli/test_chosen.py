@@ -143,7 +143,7 @@ def test_nobody_is_asked_about_what_is_faster_nor_with_json_nor_in_a_dry_run(
     mesh.mbit = {BERT: 1.0}
     mesh.known = {}
     submitted(endpoint, "--json")
-    monkeypatch.setattr("meshtrain.cli.commands.submit.measure", lambda *_: (_ for _ in ()).throw(UNMEASURED))
+    monkeypatch.setattr("meshtrain.cli.commands.submit.measure", lambda *_, **_o: (_ for _ in ()).throw(UNMEASURED))
     body, _ = submitted(endpoint, "--dry-run")
     assert body.peers == 1, "what it shows is what would run"
     assert asked == []
