@@ -47,6 +47,7 @@ from meshwire.messages.rounds import Bind, Call, Null, Seal
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import plan_buckets
 from meshwire.rounds.effects import RoundComplete
+from meshwire.rounds.inputs import RoundDecoded
 from meshwire.rounds.learner_state import Phase
 from meshwire.sync_modes.mode import sync_settings
 from tests.computing import begin, computing
@@ -331,6 +332,49 @@ async def test_a_learner_in_a_barrier_lets_one_that_is_behind_go_on(behind: bool
         await turns()
         assert BarrierPassed(number=1, error=None) in desk.told
         assert desk.rounds._machine.phase is (Phase.BOUNDARY if behind else Phase.COMPUTING)
+        assert not desk.failed
+
+
+@pytest.mark.asyncio
+async def test_a_learner_that_enters_a_barrier_lets_one_go_on_that_waits_for_it_already() -> None:
+    """R5, R7: the other one has bound its round before. Nothing more would come from it that this one could hear."""
+    async with Desk(2, "bsp") as desk:
+        desk.rounds.message(1, Bind(round=1, step=1, base=0, weight=1.0), behind=True)
+        desk.say(LearnerBarrier(number=1))
+        assert Null(round=1) in desk.links[1].sent
+        desk.rounds.message(1, Seal(round=1, used=b"\x01", integers=()))
+        for bucket in PLAN.buckets:
+            desk.rounds.bucket_complete(1, bucket.index, False, 2, 1.0, 0.0)
+        desk.barriers.reached(BarrierReached(job=JOB, rank=1, number=1, round=1))
+        await turns()
+        assert desk.told == [], "the round comes before the barrier ends"
+        desk.rounds._performer.handle(RoundDecoded(1))
+        assert kinds(desk.told) == [RoundDone]
+        assert desk.say(LearnerApplied(round=1))[0] == BarrierPassed(number=1, error=None)
+        assert not desk.failed
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("knows", ["by those inside", "from who took it in"])
+@pytest.mark.parametrize("bound", ["before", "meanwhile"])
+async def test_a_learner_that_runs_through_barriers_misses_no_round_for_them(knows: str, bound: str) -> None:
+    """It comes in where the others have passed them, and nothing is waited for there: it goes on with its first step,
+    which the others' round waits for."""
+    async with Desk(2, "bsp") as desk:
+        if knows == "by those inside":
+            desk.barriers.reached(BarrierReached(job=JOB, rank=1, number=7))
+        else:
+            desk.barriers.begin_anew(passed=7)
+        bind = Bind(round=1, step=1, base=0, weight=1.0)
+        if bound == "before":
+            desk.rounds.message(1, bind, behind=True)
+        desk.say(LearnerBarrier(number=1))
+        if bound == "meanwhile":
+            desk.rounds.message(1, bind, behind=True)
+        await turns()
+        assert desk.told == [BarrierPassed(number=1, error=None)]
+        assert desk.rounds._machine.phase is Phase.COMPUTING
+        assert Null(round=1) not in desk.links[1].sent
         assert not desk.failed
 
 
