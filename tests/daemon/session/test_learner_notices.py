@@ -38,6 +38,7 @@ from meshwire.messages.learner import (
     LearnerStepped,
     LearnerTurn,
     RoundDone,
+    SampleSpace,
     Start,
     StateTask,
     TurnNews,
@@ -308,6 +309,18 @@ async def test_a_learner_that_has_finished_says_nothing_more() -> None:
         assert not desk.failed
         assert desk.rounds._machine._learner.gone
         assert not desk.links[1].sent, "it is in no barrier"
+
+
+@pytest.mark.asyncio
+async def test_the_batch_that_is_shown_is_that_of_all_learners_of_the_device() -> None:
+    """R6: samples are dealt in groups, one for each learner."""
+    async with Desk(2, "bsp") as desk:
+        job = cast(Any, desk.maker)._job
+        job.spec = job.spec.model_copy(update={"learners": 3})
+        model = DescribedModel(MANIFEST, PLAN, SampleSpace(total=96, batch=8, whole_batches=False, drop_last=False))
+        rounds = desk.maker.first(cast(Any, desk.owner), model, desk.generation, Entry(anew=True))
+        assert rounds.measures()["batch"] == 24
+        rounds.close()
 
 
 @pytest.mark.asyncio
