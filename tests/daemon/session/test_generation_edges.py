@@ -162,6 +162,11 @@ def test_the_last_barrier_is_passed_by_nobody() -> None:
     assert barriers.passed == 1
     assert all(barriers.in_barrier(rank) for rank in (1, 2))
     assert barriers.is_waited_in(2), "nobody is in it"
+    assert not barriers.is_waited_in(0)
+    barriers.begin_anew()
+    barriers.reached(reached(1, 5))
+    barriers.reached(reached(2, 0))
+    assert barriers.is_waited_in(0), "rank 1 goes on"
 
 
 @pytest.mark.asyncio
@@ -176,9 +181,16 @@ async def test_who_is_in_a_later_barrier_has_passed_the_one_before() -> None:
     assert await asyncio.wait_for(barriers.barrier(4, 0, lambda _event: None), 10) == 60
     assert barriers.is_waited_in(5)
     assert not barriers.in_barrier(2)
+    barriers.reached(reached(2, 5, 50))
     barriers.reached(reached(2, 6, 60))
     assert await asyncio.wait_for(barriers.barrier(6, 0, lambda _event: None), 10) == 60
-    assert not barriers.in_barrier(1)
+    assert not any(barriers.in_barrier(rank) for rank in (0, 1, 2)), "nor in the one before, which was not entered here"
+    tasks = TaskSet("test")
+    waiting = tasks.spawn(barriers.barrier(7, 65, lambda _event: None), "barrier")
+    await turns()
+    for rank in (1, 2):
+        barriers.reached(reached(rank, 7, 70))
+    assert await asyncio.wait_for(waiting, 10) == 70, "so far its learner is to come before it goes on"
 
 
 @pytest.mark.asyncio

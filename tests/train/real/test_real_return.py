@@ -231,8 +231,8 @@ def test_a_learner_and_a_daemon_return_under_a_bound(mesh: ChaosMesh, tmp_path: 
 
 @pytest.mark.long
 def test_who_returns_runs_through_barriers_and_the_others_go_on(mesh: ChaosMesh, tmp_path: Path) -> None:
-    """bsp,accumulate=3: an epoch has three rounds, so most often it ends while someone who has returned, and has nothing
-    of it, runs through all that are over."""
+    """bsp,accumulate=3: an epoch has three rounds, so most often it ends while who has returned has nothing of it, and
+    runs through all that are over."""
     job = Broken(mesh, tmp_path, sync="bsp,accumulate=3", barriers=True)
     job.begin()
     killed_s = time.monotonic()
