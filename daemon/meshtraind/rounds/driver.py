@@ -224,7 +224,7 @@ class Rounds:
             **self._performer.stats.values(),
             "samples": self.learner.samples,
             "ahead": max(0, self._machine.decided - self._machine.applied),
-            "batch": job_rounds.batch,
+            "batch": job_rounds.batch * self._parts.spec.learners,
             "epochs": job_rounds.epochs,
             "finished": self.finished,
             "waiting_for": job_rounds.waiting(),

@@ -129,9 +129,9 @@ class LearnerInputs:
         """J1: a new learner holds the base after `round_`, which is complete here. It waits to be taken in."""
         self._performer.handle(BaseLoaded(round_))
 
-    def enter_barrier(self, number: int) -> int:
-        """The learner waits for all others. Returns the last round it has contributed to."""
-        self._performer.handle(BarrierEntered(number))
+    def enter_barrier(self, number: int, *, waits: bool = True) -> int:
+        """The learner waits for all others, if some are missing. Returns the last round it has contributed to."""
+        self._performer.handle(BarrierEntered(number, waits))
         return self._parts.job_rounds.machine.decided
 
     def barrier_broken(self, error: str) -> None:

@@ -39,16 +39,25 @@ class Barriers:
             if sum(rank == message.rank for _, rank in self._inside) >= limits.BARRIERS_OPEN_MAX:
                 return f"rank {message.rank} is in more than {limits.BARRIERS_OPEN_MAX} barriers"
             self._inside[message.number, message.rank] = message.round
-            if self._of.members[self._of.rank].hub:
-                self._note_passed(message.number)
+            self._note_passed()
         self.wake()
         return None
 
-    def _note_passed(self, number: int) -> None:
-        """Where no learner of this device's waits: that all who compute have entered it."""
-        if all((number, rank) in self._inside for rank in self._of.counted):
-            self.passed = max(self.passed, number)
-            self._inside = {key: reached for key, reached in self._inside.items() if key[0] > number}
+    def _note_passed(self) -> None:
+        """Where no learner of this device computes, the others pass what all of them have entered."""
+        counted = self._of.counted
+        if not counted or self._of.rank in counted:
+            return
+        newest = (max((number for number, other in self._inside if other == rank), default=0) for rank in counted)
+        passed = min(newest)
+        if passed > self.passed:
+            self._pass(passed)
+
+    def _pass(self, number: int) -> None:
+        self.passed = max(self.passed, number)
+        self._inside = {
+            key: reached for key, reached in self._inside.items() if key[0] != number and not 0 < key[0] < number
+        }
 
     def wake(self) -> None:
         """Something changed; waits look again."""
@@ -73,21 +82,35 @@ class Barriers:
         self._tell_all(self._reached)
 
         def missing() -> list[int]:
-            away = [rank for rank in self._of.counted if (number, rank) not in self._inside]
+            away = self._away(number)
             return [rank for rank in away if rank not in self._of.gone] if number == 0 else away
 
         await self._until(missing, f"to reach barrier {number}" if number else "to finish", emit)
-        reached_by = [key for key in self._inside if key[0] == number]
-        self.passed = max(self.passed, number)
-        return max((self._inside.pop(key) for key in reached_by), default=0)
+        newest = max((round_ for (at, _), round_ in self._inside.items() if at == number or at > number > 0), default=0)
+        self._pass(number)
+        return newest
+
+    def is_waited_in(self, number: int) -> bool:
+        """Whether somebody else has still to enter this barrier."""
+        return any(rank != self._of.rank for rank in self._away(number))
+
+    def _away(self, number: int) -> list[int]:
+        """Who computes and has still to enter it; nobody, if it is passed."""
+        if 0 < number <= self.passed:
+            return []
+        return [rank for rank in self._of.counted if not self._has_entered(number, rank)]
 
     def entered(self) -> None:
         """Says again, in a new generation, what may not have reached everybody, and forgets the barriers of learners
-        that compute no more."""
-        counted = set(self._of.counted)
+        that compute no more. For a learner that runs through barriers which are passed it says so: whoever has not
+        heard that waits for it there."""
+        counted, rank = set(self._of.counted), self._of.rank
         self._inside = {key: reached for key, reached in self._inside.items() if key[1] in counted}
+        self._note_passed()
         if self._reached is not None:
             self._tell_all(self._reached)
+        elif self.passed and rank in counted:
+            self._tell_all(BarrierReached(job=self._of.spec.job, rank=rank, number=self.passed, round=0))
         self.wake()
 
     def learner_lost(self) -> None:
@@ -104,6 +127,10 @@ class Barriers:
     def in_barrier(self, rank: int) -> bool:
         """Whether the member has entered a barrier that this one has not passed."""
         return any(other == rank for _, other in self._inside)
+
+    def _has_entered(self, number: int, rank: int) -> bool:
+        """Whether the member is in this barrier, or in a later one: then it has passed this one. Nobody passes 0."""
+        return any(other == rank and (at == number or at > number > 0) for at, other in self._inside)
 
     def _tell_all(self, message: Wire) -> None:
         assert self._of.generation is not None

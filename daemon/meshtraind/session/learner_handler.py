@@ -232,7 +232,8 @@ class LearnerHandler:
             return  # its process may have been seen to end before its last words were read
         if isinstance(body, LearnerBarrier):
             prepared = rounds if self._ready else None  # a script that joins has rounds before it is prepared
-            reached = prepared.learner.enter_barrier(body.number) if prepared is not None else 0
+            waits = self._barriers.is_waited_in(body.number)
+            reached = prepared.learner.enter_barrier(body.number, waits=waits) if prepared is not None else 0
             waiting = self._barrier(prepared, body.number, reached)
             self._in_barrier = self._tasks.spawn(waiting, f"barrier {body.number}")
             return

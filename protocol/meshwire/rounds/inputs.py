@@ -245,9 +245,10 @@ class LearnerParts:
 
 @dataclass(frozen=True, slots=True)
 class BarrierEntered:
-    """The learner waits for all others."""
+    """The learner waits for all others; where nobody is missing (`waits` is false) it goes on at once."""
 
     number: int
+    waits: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,6 +127,11 @@ class RoundMachine:
         return min(self._table.settled(rank) for rank in self.settings.ranks)
 
     @property
+    def awaited_by(self) -> list[int]:
+        """Ranks that have bound the round after `decided`: it does not end without this member."""
+        return self._table.awaits_own()
+
+    @property
     def rounds_kept(self) -> int:
         """Rounds in memory, at most 3(s+1)."""
         return len(self._table)

@@ -266,6 +266,11 @@ class OpenRounds:
         state = self._rounds.get(round_)
         return None if state is None else state.bound(bitmap)
 
+    def awaits_own(self) -> list[int]:
+        """Ranks that have bound the round that this member decides next: it does not end without this member."""
+        state = self._rounds.get(self.own_decided + 1)
+        return [] if state is None else sorted(state.binds)
+
     def next_round(self) -> Round:
         """The oldest round that this daemon does not hold whole."""
         number = self.complete + 1

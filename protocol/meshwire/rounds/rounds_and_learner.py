@@ -82,6 +82,7 @@ from meshwire.sync_modes.mode import SyncSettings
 from meshwire.sync_modes.settings_changes import SettingsChanges, local_steps
 
 FIRST_STEP = 1  # of every process
+MORE_STEPS = "rank {} has more steps to go to its barrier"  # than a learner that waits there
 
 
 class JobRounds:
@@ -108,6 +109,7 @@ class JobRounds:
         self._on_nan = on_nan
         self._own_steps: dict[int, int] = {}  # by round that is not complete, the own step that is bound to it
         self._past = 0  # rounds up to it were decided by learners that have died
+        self._waits_in_barrier = False  # others are missing in the one that the learner has entered last
         self._parting: str | None = None  # why the learner is brought to a boundary and no further
         self._committed = self._forgotten = machine.complete
         self.keeps_unapplied = True
@@ -337,14 +339,17 @@ class JobRounds:
     def _barrier(self, input_: BarrierEntered | BarrierFull | BarrierBroken, now_s: float) -> None:
         schedule = self._schedule
         match input_:
-            case BarrierEntered(number):
+            case BarrierEntered(number, waits):
                 if schedule.in_barrier:
                     text = f"the learner entered barrier {number} while it was in another"
                     self._out.append(LearnerBrokeRules(text))
                 schedule.enter_barrier(number)
+                self._waits_in_barrier = waits
                 if self.machine.settings.staleness or (self._grants is not None and not self._sync.lockstep):
                     last = number == 0 and self._sync.visibility == "fixed"  # else what is kept for it is bounded (R8)
                     self._idle("it has finished" if number == 0 else f"it is in barrier {number}", now_s, last=last)
+                elif waits and (behind := self.machine.awaited_by):  # they have not passed it: this one enters only now
+                    self._idle(MORE_STEPS.format(behind[0]), now_s)
             case BarrierFull(newest_round):
                 schedule.all_in_barrier(newest_round)
             case BarrierBroken(error):
@@ -357,8 +362,9 @@ class JobRounds:
         """Steps that its learner takes (it has begun anew, perhaps) while this one is in a barrier are its own (R5):
         else each would wait for the other."""
         message = sent.message
-        if sent.behind and isinstance(message, Bind) and message.round > self.machine.decided and self.in_barrier:
-            self._idle(f"rank {sent.rank} has more steps to go to its barrier", now_s)
+        waits = self.in_barrier and self._waits_in_barrier
+        if sent.behind and isinstance(message, Bind) and message.round > self.machine.decided and waits:
+            self._idle(MORE_STEPS.format(sent.rank), now_s)
         self._tell(MessageReceived(sent.rank, message), now_s)
 
     def _deal(self, input_: SpeedMeasured | BarrierSeen | LearningChanged) -> None:

@@ -122,6 +122,97 @@ async def test_a_lost_learner_is_in_no_barrier_of_others() -> None:
     assert await asyncio.wait_for(waiting, 10) == 0
 
 
+def reached(rank: int, number: int, round_: int = 0) -> BarrierReached:
+    return BarrierReached(job=JOB, rank=rank, number=number, round=round_)
+
+
+def test_a_device_whose_learner_loads_follows_the_barriers_of_the_others() -> None:
+    """However many there are: else it would take them to wait in one that they have passed, and their epochs for over;
+    and after 64 of them it refused them all (G10)."""
+    job = cast(Any, job_of("abc", 0))
+    barriers = Barriers(job, lambda _rank, _message: None)
+    job.counted = (1, 2)
+    for number in range(1, 201):
+        assert barriers.reached(reached(1, number)) is None
+        assert barriers.in_barrier(1), "it waits for rank 2"
+        assert barriers.passed == number - 1
+        assert barriers.reached(reached(2, number)) is None
+        assert barriers.passed == number
+        assert not barriers.in_barrier(1)
+    barriers.reached(reached(1, 201))
+    job.counted = (1,)
+    barriers.entered()
+    assert barriers.passed == 201, "rank 2 computes no more"
+    job.counted = (0, 1)
+    barriers.reached(reached(1, 202))
+    assert barriers.passed == 201, "the own learner takes part, and rank 1 waits for it"
+    job.counted = ()
+    barriers.entered()
+    assert barriers.passed == 201
+
+
+def test_the_last_barrier_is_passed_by_nobody() -> None:
+    """Who is in it has ended its script, for a device whose learner loads as for any other."""
+    job = cast(Any, job_of("abc", 0))
+    barriers = Barriers(job, lambda _rank, _message: None)
+    job.counted = (1, 2)
+    for rank in (1, 2):
+        barriers.reached(reached(rank, 1))
+        barriers.reached(reached(rank, 0))
+    assert barriers.passed == 1
+    assert all(barriers.in_barrier(rank) for rank in (1, 2))
+    assert barriers.is_waited_in(2), "nobody is in it"
+    assert not barriers.is_waited_in(0)
+    barriers.begin_anew()
+    barriers.reached(reached(1, 5))
+    barriers.reached(reached(2, 0))
+    assert barriers.is_waited_in(0), "rank 1 goes on"
+
+
+@pytest.mark.asyncio
+async def test_who_is_in_a_later_barrier_has_passed_the_one_before() -> None:
+    """Its word on that one was said in a generation that the device was not in; in a new one the newest is repeated."""
+    job = cast(Any, job_of("abc", 0))
+    barriers = Barriers(job, lambda _rank, _message: None)
+    barriers.begin_anew(passed=3)
+    barriers.reached(reached(1, 6, 60))
+    barriers.reached(reached(2, 4, 40))
+    assert not barriers.is_waited_in(4)
+    assert await asyncio.wait_for(barriers.barrier(4, 0, lambda _event: None), 10) == 60
+    assert barriers.is_waited_in(5)
+    assert not barriers.in_barrier(2)
+    barriers.reached(reached(2, 5, 50))
+    barriers.reached(reached(2, 6, 60))
+    assert await asyncio.wait_for(barriers.barrier(6, 0, lambda _event: None), 10) == 60
+    assert not any(barriers.in_barrier(rank) for rank in (0, 1, 2)), "nor in the one before, which was not entered here"
+    tasks = TaskSet("test")
+    waiting = tasks.spawn(barriers.barrier(7, 65, lambda _event: None), "barrier")
+    await turns()
+    for rank in (1, 2):
+        barriers.reached(reached(rank, 7, 70))
+    assert await asyncio.wait_for(waiting, 10) == 70, "so far its learner is to come before it goes on"
+
+
+@pytest.mark.asyncio
+async def test_nobody_waits_for_a_learner_in_a_barrier_that_it_will_not_enter() -> None:
+    """Rank 1 waits in barrier 7, which rank 0 takes for passed, before whose generation all were there: rank 1 has not
+    heard that. So it hears in the new one that rank 0 is beyond it."""
+    here, there = cast(Any, job_of("ab", 0)), cast(Any, job_of("ab", 1))
+    waits = Barriers(there, lambda _rank, _message: None)
+    runs_through = Barriers(here, lambda _rank, message: cast(None, waits.reached(cast(Any, message))))
+    runs_through.begin_anew(passed=7)
+    tasks = TaskSet("test")
+    waiting = tasks.spawn(waits.barrier(7, 0, lambda _event: None), "barrier")
+    await turns()
+    here.counted = (1,)
+    runs_through.entered()
+    await turns()
+    assert not waiting.done(), "its learner takes no part yet"
+    here.counted = (0, 1)
+    runs_through.entered()
+    assert await asyncio.wait_for(waiting, 10) == 0
+
+
 @pytest.mark.asyncio
 async def test_a_script_that_comes_back_passes_the_barriers_before_its_model() -> None:
     """It calls mt.barrier() before mt.prepare, as at the start of the job; the others are beyond that barrier."""

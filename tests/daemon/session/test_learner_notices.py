@@ -38,6 +38,7 @@ from meshwire.messages.learner import (
     LearnerStepped,
     LearnerTurn,
     RoundDone,
+    SampleSpace,
     Start,
     StateTask,
     TurnNews,
@@ -47,6 +48,7 @@ from meshwire.messages.rounds import Bind, Call, Null, Seal
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import plan_buckets
 from meshwire.rounds.effects import RoundComplete
+from meshwire.rounds.inputs import RoundDecoded
 from meshwire.rounds.learner_state import Phase
 from meshwire.sync_modes.mode import sync_settings
 from tests.computing import begin, computing
@@ -310,6 +312,18 @@ async def test_a_learner_that_has_finished_says_nothing_more() -> None:
 
 
 @pytest.mark.asyncio
+async def test_the_batch_that_is_shown_is_that_of_all_learners_of_the_device() -> None:
+    """R6: samples are dealt in groups, one for each learner."""
+    async with Desk(2, "bsp") as desk:
+        job = cast(Any, desk.maker)._job
+        job.spec = job.spec.model_copy(update={"learners": 3})
+        model = DescribedModel(MANIFEST, PLAN, SampleSpace(total=96, batch=8, whole_batches=False, drop_last=False))
+        rounds = desk.maker.first(cast(Any, desk.owner), model, desk.generation, Entry(anew=True))
+        assert rounds.measures()["batch"] == 24
+        rounds.close()
+
+
+@pytest.mark.asyncio
 async def test_one_barrier_at_a_time() -> None:
     async with Desk(2, "ssp:2") as desk:
         desk.say(LearnerBarrier(number=1), LearnerBarrier(number=2))
@@ -331,6 +345,49 @@ async def test_a_learner_in_a_barrier_lets_one_that_is_behind_go_on(behind: bool
         await turns()
         assert BarrierPassed(number=1, error=None) in desk.told
         assert desk.rounds._machine.phase is (Phase.BOUNDARY if behind else Phase.COMPUTING)
+        assert not desk.failed
+
+
+@pytest.mark.asyncio
+async def test_a_learner_that_enters_a_barrier_lets_one_go_on_that_waits_for_it_already() -> None:
+    """R5, R7: the other one has bound its round before. Nothing more would come from it that this one could hear."""
+    async with Desk(2, "bsp") as desk:
+        desk.rounds.message(1, Bind(round=1, step=1, base=0, weight=1.0), behind=True)
+        desk.say(LearnerBarrier(number=1))
+        assert Null(round=1) in desk.links[1].sent
+        desk.rounds.message(1, Seal(round=1, used=b"\x01", integers=()))
+        for bucket in PLAN.buckets:
+            desk.rounds.bucket_complete(1, bucket.index, False, 2, 1.0, 0.0)
+        desk.barriers.reached(BarrierReached(job=JOB, rank=1, number=1, round=1))
+        await turns()
+        assert desk.told == [], "the round comes before the barrier ends"
+        desk.rounds._performer.handle(RoundDecoded(1))
+        assert kinds(desk.told) == [RoundDone]
+        assert desk.say(LearnerApplied(round=1))[0] == BarrierPassed(number=1, error=None)
+        assert not desk.failed
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("knows", ["by those inside", "from who took it in"])
+@pytest.mark.parametrize("bound", ["before", "meanwhile"])
+async def test_a_learner_that_runs_through_barriers_misses_no_round_for_them(knows: str, bound: str) -> None:
+    """It comes in where the others have passed them, and nothing is waited for there: it goes on with its first step,
+    which the others' round waits for."""
+    async with Desk(2, "bsp") as desk:
+        if knows == "by those inside":
+            desk.barriers.reached(BarrierReached(job=JOB, rank=1, number=7))
+        else:
+            desk.barriers.begin_anew(passed=7)
+        bind = Bind(round=1, step=1, base=0, weight=1.0)
+        if bound == "before":
+            desk.rounds.message(1, bind, behind=True)
+        desk.say(LearnerBarrier(number=1))
+        if bound == "meanwhile":
+            desk.rounds.message(1, bind, behind=True)
+        await turns()
+        assert desk.told == [BarrierPassed(number=1, error=None)]
+        assert desk.rounds._machine.phase is Phase.COMPUTING
+        assert Null(round=1) not in desk.links[1].sent
         assert not desk.failed
 
 

@@ -229,6 +229,24 @@ def test_a_learner_and_a_daemon_return_under_a_bound(mesh: ChaosMesh, tmp_path: 
     job.finish()
 
 
+@pytest.mark.long
+def test_who_returns_runs_through_barriers_and_the_others_go_on(mesh: ChaosMesh, tmp_path: Path) -> None:
+    """bsp,accumulate=3: an epoch has three rounds, so most often it ends while who has returned has nothing of it, and
+    runs through all that are over."""
+    job = Broken(mesh, tmp_path, sync="bsp,accumulate=3", barriers=True)
+    job.begin()
+    killed_s = time.monotonic()
+    assert mesh.daemons["cleo"].kill_learner()
+    job.returns("cleo", killed_s)
+    killed_s = time.monotonic()
+    mesh.daemons["bert"].kill()
+    job.leave_out("bert", ("anna", "cleo"))
+    mesh.daemons["bert"].start()
+    mesh.daemons["bert"].wait()
+    job.returns("bert", killed_s)
+    job.finish()
+
+
 def test_who_was_lost_returns_to_an_average_of_models(mesh: ChaosMesh, tmp_path: Path) -> None:
     """sma:2 (O8, J1): own weights are lost with a learner, and with a daemon; the next process begins on the base."""
     job = Broken(mesh, tmp_path, sync="sma:2", counts=False)
