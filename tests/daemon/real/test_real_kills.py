@@ -46,7 +46,7 @@ def mesh() -> Iterator[ChaosMesh]:
 @pytest.mark.parametrize(
     ("sync", "codec"),
     [
-        pytest.param("bsp", "onebit:momentum,warmup=5", id="1-bit Adam"),
+        pytest.param("bsp", "onebit:momentum,warmup=5", id="1-bit Adam", marks=pytest.mark.long),
         pytest.param("muloco:2", None, id="muloco", marks=pytest.mark.long),
         pytest.param("diloco:6,stream=3,tau=1", "int8", id="parts in turns"),
         pytest.param("local:4,stream=4,random", "fp16", id="drawn parts", marks=pytest.mark.long),

@@ -247,6 +247,7 @@ def test_who_returns_runs_through_barriers_and_the_others_go_on(mesh: ChaosMesh,
     job.finish()
 
 
+@pytest.mark.long
 def test_who_was_lost_returns_to_an_average_of_models(mesh: ChaosMesh, tmp_path: Path) -> None:
     """sma:2 (O8, J1): own weights are lost with a learner, and with a daemon; the next process begins on the base."""
     job = Broken(mesh, tmp_path, sync="sma:2", counts=False)
