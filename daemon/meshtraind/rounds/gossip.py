@@ -200,7 +200,8 @@ class Gossip:
         vector = self._slots.mixed(coming.slot)
         _piece(vector, header.first_segment)[:] = piece
         coming.pieces.add(header.first_segment)
-        if turn == self._turn and len(coming.pieces) == _pieces(len(vector)):
+        awaited = turn == self._turn and sender in (one.rank for one in self._asked)
+        if awaited and len(coming.pieces) == _pieces(len(vector)):
             self._had += 1
             self._tell()
 

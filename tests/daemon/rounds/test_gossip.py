@@ -289,6 +289,23 @@ def test_who_has_no_link_is_not_awaited() -> None:
     assert [(one.awaited, one.sent) for one in daemon.news] == [(0, True)]
 
 
+@pytest.mark.parametrize("why", ["no link", "a turn that was not due yet"])
+def test_who_was_not_awaited_when_the_turn_began_is_not_counted(why: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It is not mixed in either: what was hoped for is what the learner could be told of."""
+    daemon = Daemon()
+    link = daemon.links.pop(2)
+    if why != "no link":
+        daemon.links[2], daemon.decided = link, ROUND - 2
+    daemon.begin(1)
+    told = len(daemon.news)
+    daemon.links[2], daemon.decided = link, ROUND - 1
+    assert daemon.hear_all(2, 1, 5) == [None] * 3
+    assert len(daemon.news) == told
+    with caplog.at_level("INFO"):
+        daemon.gossip.close()
+    assert "0 of 0 neighbours' weights came in time" in caplog.text
+
+
 def test_alone_nothing_is_mixed() -> None:
     daemon = Daemon(learning=(0,))
     daemon.begin(1)
