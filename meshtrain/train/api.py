@@ -106,10 +106,11 @@ def _enter(environment: Environment) -> LearnerSession:
 
 def _at_exit(session: LearnerSession) -> None:
     """A script that forgot mt.finish() has finished; one that raised has not: its step is in no round (V2, cut off)."""
-    if getattr(sys, "last_value", None) is not None:
-        return
     try:
-        session.finish()
+        if getattr(sys, "last_value", None) is None:
+            session.finish()
+        if signal.getsignal(signal.SIGTERM) is _stopped:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is ending, and has nothing left to save
     except Exception:
         # Whatever it is: Python would print it and keep the script's exit code, which tells the daemon of a success.
         _exit_by_error()
