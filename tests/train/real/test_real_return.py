@@ -88,6 +88,21 @@ class Broken:
         self.until(left_out, f"{name} to be left out")
         self.go_on(others)
 
+    def lose_learner(self, name: str) -> None:
+        """Kills a learner, and waits until its next process trains."""
+        since_s = time.monotonic()
+        assert self.mesh.daemons[name].kill_learner()
+        self.returns(name, since_s)
+
+    def lose_daemon(self, name: str, others: Sequence[str]) -> None:
+        """Kills a daemon, starts it again once the others go on without it, and waits until its learner trains."""
+        since_s = time.monotonic()
+        self.mesh.daemons[name].kill()
+        self.leave_out(name, others)
+        self.mesh.daemons[name].start()
+        self.mesh.daemons[name].wait()
+        self.returns(name, since_s)
+
     def entered(self, name: str) -> tuple[Entered, ...]:
         """The generations that a daemon has entered since the first, or since all were at work."""
         log_path = self.mesh.daemons[name].log_path
@@ -235,15 +250,8 @@ def test_who_returns_runs_through_barriers_and_the_others_go_on(mesh: ChaosMesh,
     runs through all that are over."""
     job = Broken(mesh, tmp_path, sync="bsp,accumulate=3", barriers=True)
     job.begin()
-    killed_s = time.monotonic()
-    assert mesh.daemons["cleo"].kill_learner()
-    job.returns("cleo", killed_s)
-    killed_s = time.monotonic()
-    mesh.daemons["bert"].kill()
-    job.leave_out("bert", ("anna", "cleo"))
-    mesh.daemons["bert"].start()
-    mesh.daemons["bert"].wait()
-    job.returns("bert", killed_s)
+    job.lose_learner("cleo")
+    job.lose_daemon("bert", ("anna", "cleo"))
     job.finish()
 
 
@@ -252,15 +260,8 @@ def test_who_was_lost_returns_to_an_average_of_models(mesh: ChaosMesh, tmp_path:
     """sma:2 (O8, J1): own weights are lost with a learner, and with a daemon; the next process begins on the base."""
     job = Broken(mesh, tmp_path, sync="sma:2", counts=False)
     job.begin()
-    killed_s = time.monotonic()
-    assert mesh.daemons["bert"].kill_learner()
-    job.returns("bert", killed_s)
-    killed_s = time.monotonic()
-    mesh.daemons["cleo"].kill()
-    job.leave_out("cleo", ("anna", "bert"))
-    mesh.daemons["cleo"].start()
-    mesh.daemons["cleo"].wait()
-    job.returns("cleo", killed_s)
+    job.lose_learner("bert")
+    job.lose_daemon("cleo", ("anna", "bert"))
     job.job.finish()
     for name in NAMES:
         summary = jobs.ended(mesh.daemons[name], job.job.id)

@@ -8,7 +8,7 @@ from meshtrain.train import api
 
 
 class Session:
-    """One that has nothing left to do."""
+    """A learner's session, as far as a script's end asks for it: it says whether it was let finish."""
 
     finished = False
 

@@ -34,7 +34,7 @@ Make = Callable[[Any], torch.optim.Optimizer]
 
 
 def maker(sync: SyncSettings) -> Make:
-    """Of an optimizer that the mode takes."""
+    """What makes an optimizer of parameter groups: SGD without momentum, AdamW, or SGD with it, as the mode demands."""
     if sync.signs:
         return lambda groups: torch.optim.SGD(groups, lr=0.01)
     return (lambda groups: torch.optim.AdamW(groups, lr=0.01)) if sync.muon else scripts.momentum

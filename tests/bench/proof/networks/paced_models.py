@@ -72,6 +72,10 @@ class Net:
         """As the planner has it."""
         return (cell if self.shared else cables)(members, self.mbit * 1e6 / 8, LAB_RTT_S)
 
+    def holds(self, members: int) -> str:
+        """So many laptops on it, for people and in the file."""
+        return f"{members} {'in' if self.shared else 'on'} {self}"
+
     def __str__(self) -> str:
         return f"{'a cell of' if self.shared else 'cables of'} {self.mbit:g} Mbit/s"
 

@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import combinations
 from pathlib import Path
 from statistics import fmean
 
@@ -21,7 +20,7 @@ from meshwire.planning.price import JobSettings, Pricing
 from meshwire.planning.step_trace import TracedScript
 from tests.bench import paced
 from tests.bench.journal import Case, Figures, Section
-from tests.bench.overlap_lab import OverlapError, StationDaemon, paired
+from tests.bench.overlap_lab import OverlapError, StationDaemon, linked_stations
 from tests.bench.proof.networks.paced_models import Net
 from tests.bench.proof.places import NAMES, LocalPlace
 from tests.daemon import realjobs as jobs
@@ -72,7 +71,7 @@ class Mesh:
         return Lab(self.members, cell=Cell(mbit)) if self.net.shared else Lab(self.members, mbit)
 
     def __str__(self) -> str:
-        return f"{self.members} {'in' if self.net.shared else 'on'} {self.net}"
+        return self.net.holds(self.members)
 
 
 MESHES = (
@@ -189,11 +188,7 @@ def _measured(shared: LocalPlace, mesh: Mesh) -> Callable[[int, bool], Figures]:
             pricing = Pricing(script.measurement.manifest, prices.codecs)
             network = replace(mesh.net.network(mesh.members), work=prices.work)
             lab = stack.enter_context(mesh.lab())
-            daemons = [StationDaemon(lab, at, NAMES[at], folder / NAMES[at]) for at in range(mesh.members)]
-            for daemon in daemons:
-                daemon.wait()
-            for first, second in combinations(daemons, 2):
-                paired(first, second)
+            daemons = linked_stations(lab, NAMES[: mesh.members], folder)
             found = {"alone": [script.step.alone_s]}
             for job in mesh.jobs[:1] if short else mesh.jobs:
                 price = pricing.price(job.settings, (script.step,) * mesh.members, network)

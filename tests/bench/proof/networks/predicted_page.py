@@ -92,7 +92,7 @@ def _of_wifi(journal: Journal) -> Iterator[Cell]:
             for quality in QUALITIES:
                 key, measured_s = quality_figure(figures, f"{quality}: ")
                 numbers = (median(figures["alone"]), figures[f"{quality}, planned"][0], measured_s)
-                where = f"{model_of(name).about}, {members} {'in' if net.shared else 'on'} {net}"
+                where = f"{model_of(name).about}, {net.holds(members)}"
                 yield Cell(where, key.removeprefix(f"{quality}: "), members, *numbers)
 
 

@@ -67,7 +67,7 @@ def planned_name(model: Model) -> str:
 
 def measured_name(name: str, net: Net, members: int) -> str:
     """The name under which the file keeps what the lab has shown at one rate."""
-    return f"{name}, {members} in {net}" if net.shared else f"{name}, {members} on {net}"
+    return f"{name}, {net.holds(members)}"
 
 
 def sections(shared: LocalPlace) -> tuple[Section, ...]:

@@ -67,9 +67,7 @@ def _lines(journal: Journal) -> Iterator[str]:
     for name, net, members, _ in MEASURED:
         entries = journal.of(measured_name(name, net, members))
         if entries:
-            yield _measured_row(
-                name, f"{members} in {net}" if net.shared else f"{members} on {net}", members, entries[-1].figures
-            )
+            yield _measured_row(name, net.holds(members), members, entries[-1].figures)
     yield from ("", *_verdicts(journal), "", *IN_THE_WAY)
 
 
