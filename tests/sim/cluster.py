@@ -27,7 +27,7 @@ from tests.sim.clusterhistory import Histories
 from tests.sim.clusterline import Life, Line, told
 from tests.sim.clustermoments import Moment, Moments
 from tests.sim.clusternetwork import Clock, Network, Node, Wake
-from tests.sim.clusterrounds import WatchedRounds, job_spec
+from tests.sim.clusterrounds import WatchedRounds, job_spec, predicted
 from tests.sim.clusterwitness import Left
 
 JOB = "j" + "0" * 11
@@ -54,6 +54,7 @@ class Setting:
             is another one.
         start_s, load_s: of a learner's process, and of the transfer of a state; one of these is drawn.
         recovery_s: when faults have stopped, all is to be well again so soon.
+        speeds: in samples/s, by device, as they were measured before the job.
         begun: the founders are in their first round when the cluster is looked at; else faults may come before.
     """
 
@@ -73,6 +74,7 @@ class Setting:
     unapplied_max: int = 1 << 30
     recovery_s: float = 240.0
     partition_wait_s: float | None = None
+    speeds: tuple[float, ...] = ()
     begun: bool = True
 
 
@@ -99,7 +101,10 @@ class Cluster:
         self.devices = setting.founders + setting.newcomers
         self.members_max = members_max or self.devices
         wait_s = setting.partition_wait_s
-        chosen = {"peers_max": self.members_max, "partition_wait": NEVER if wait_s == math.inf else wait_s}
+        chosen: dict[str, object] = {"peers_max": self.members_max}
+        chosen["partition_wait"] = NEVER if wait_s == math.inf else wait_s
+        if setting.speeds:
+            chosen["prediction"] = predicted([device_of(index) for index in range(self.devices)], setting.speeds)
         self.spec = job_spec(JOB, device_of(0), setting.sync).model_copy(update=chosen)
         self.sync, self.unapplied_max = setting.sync, setting.unapplied_max
         self.step_s, self.start_s, self.load_s = setting.step_s, setting.start_s, setting.load_s

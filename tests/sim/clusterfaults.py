@@ -96,18 +96,21 @@ def random_setting(random: Random, founders_choice: Sequence[int] = (1, 2, 2, 3,
     total, batch = random.choice([max(7, devices), 23, 60]), random.choice([1, 2, 3])
     if straggler == "carry" and shares == "equal" and batch > 1:
         sync = sync_settings(f"local:4,ssp:{s}")  # a step of the simulated learners is a period, and can end early
+    patience_s = random.choice([1.0, 2.0])
+    step_s = tuple(random.choice([0.6, 0.6, 0.8, 2.0]) for _ in range(devices))
     return Setting(
         founders=founders,
         newcomers=newcomers,
         sync=sync,
         total=total,
         batch=batch,
-        patience_s=random.choice([1.0, 2.0]),
-        step_s=tuple(random.choice([0.6, 0.6, 0.8, 2.0]) for _ in range(devices)),
+        patience_s=patience_s,
+        step_s=step_s,
         delays_s=random.choice([(0.001, 0.005), (0.001, 0.005, 0.02, 0.1), (0.02, 0.3)]),
         start_s=random.choice([(0.3,), (0.3, 3.0)]),
         load_s=random.choice([(0.1,), (0.1, 1.0, 6.0)]),
         unapplied_max=2 * (s + 1) + random.choice([0, 6]),
+        speeds=tuple(batch / each for each in step_s) if shares == "speed" else (),
     )
 
 

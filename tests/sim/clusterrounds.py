@@ -17,7 +17,7 @@ from meshwire.codecs.registry import parse_codec
 from meshwire.membership.lineage import rank_of
 from meshwire.message_base import Wire
 from meshwire.messages.generation import DealState, Model
-from meshwire.messages.job import BlobRef, Generation, JobSpec
+from meshwire.messages.job import BlobRef, Generation, JobSpec, Prediction
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import plan_buckets
 from meshwire.rounds.effects import Committed, Effect, LearnerCutOff, RoundComplete, StepDropped
@@ -66,6 +66,13 @@ def job_spec(job: str, submitter: str, sync: SyncSettings) -> JobSpec:
         hash_every=0,
         trace=False,
         checkpoint_every=CHECKPOINT_EVERY,
+    )
+
+
+def predicted(devices: Sequence[str], speeds: Sequence[float]) -> Prediction:
+    """What `submit` says where it has measured how fast each device trains alone."""
+    return Prediction(
+        samples_s=sum(speeds), alone_samples_s=max(speeds), speeds=tuple(zip(devices, speeds, strict=True))
     )
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from meshwire.messages.generation import Where
 from meshwire.messages.job import GivenUp
+from meshwire.sync_modes.mode import sync_settings
 from tests.sim.cluster import LATE_S, Cluster, Setting
 from tests.sim.clusterfaults import Fault, befall, random_schedule, run
 from tests.sim.clusterreplay import replay
@@ -37,6 +38,14 @@ def test_every_schedule_keeps_the_rules_and_recovers(part: int) -> None:
     clusters = [run(random_schedule(seed)) for seed in range(part, SEEDS, PARTS)]
     assert sum(cluster.over for cluster in clusters) < 0.3 * len(clusters), "most jobs are not lost"
     assert sum(cluster.check_end() for cluster in clusters) > len(clusters), "epochs end"
+
+
+def test_first_batches_follow_speeds_that_were_measured_before_the_job() -> None:
+    """X4a: one of three is a third as fast, and no round waits for it, from the first one on."""
+    setting = Setting(3, sync=sync_settings("bsp", shares="speed"), total=4000, batch=14, speeds=(30.0, 30.0, 10.0))
+    cluster = Cluster(1, setting)
+    batches = [daemon.rounds.job_rounds.batch for daemon in cluster.daemons if daemon.rounds is not None]
+    assert batches == [18, 18, 6]
 
 
 def test_a_seed_repeats_to_the_letter() -> None:

@@ -149,7 +149,10 @@ class Rounds:
         )
         counted, learning = entry.follows(generation)
         samples = model.samples
-        grants = SampleGrants(samples, rank, learning, spec.sync, entry.deal) if samples is not None else None
+        speeds = spec.prediction.speeds_of(generation.members) if spec.prediction is not None else {}
+        grants = (
+            SampleGrants(samples, rank, learning, spec.sync, entry.deal, speeds=speeds) if samples is not None else None
+        )
         self._machine = round_machine(settings, witness, complete=entry.complete)
         job_rounds = JobRounds(self._machine, grants, spec.sync, spec.on_nan)
         links, slots = ports.links, ports.slots

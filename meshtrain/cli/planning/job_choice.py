@@ -152,18 +152,24 @@ class FoundChoice:
             codec=typed.pinned.codec or (None if own else str(settings.codec)),
             topology=typed.pinned.topology or (None if usual else str(settings.collective.topology)),
         )
+        devices = self.planned.devices
+        members = [devices[0], *(devices[1 + at] for at in option.others)]
         on = typed.on
         everybody = self.planned.takes_all and len(option.others) == len(self.planned.devices) - 1
         if not on and typed.peers_max is None and not everybody:
-            devices = self.planned.devices
-            on = (devices[0].id, *(devices[1 + at].id for at in option.others))
+            on = tuple(device.id for device in members)
         shares = typed.shares or ("speed" if option.uneven else None)
         price = option.price
         # The first rounds of post-local SGD are slower than those of which a price is known.
         expected = (
             None
             if settings.sync.after
-            else Prediction(samples_s=price.samples_s, alone_samples_s=price.alone_samples_s, step=self.forecast)
+            else Prediction(
+                samples_s=price.samples_s,
+                alone_samples_s=price.alone_samples_s,
+                step=self.forecast,
+                speeds=tuple(zip([device.id for device in members], option.speeds, strict=True)),
+            )
         )
         typed = replace(typed, pinned=chosen, on=on, peers=None if on else typed.peers)
         return replace(typed, shares=shares, hubs=option.hubs is not False, prediction=expected)

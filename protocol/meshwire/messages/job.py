@@ -76,12 +76,19 @@ class Prediction(Wire):
     Attributes:
         samples_s: of all members together.
         alone_samples_s: of the best one of them alone.
+        speeds: of each device alone, as far as known: batches that follow speed begin in these proportions (X4a).
         step: by which the job goes over to another codec by itself; None: its codec was typed, and stays.
     """
 
     samples_s: SamplesPerSecond
     alone_samples_s: SamplesPerSecond
     step: StepForecast | None = None
+    speeds: Annotated[tuple[tuple[DeviceId, SamplesPerSecond], ...], Field(max_length=limits.MEMBERS_MAX)] = ()
+
+    def speeds_of(self, members: Sequence["Member"]) -> dict[Rank, float]:
+        """Of those of these members of all times whose speed is known, by rank."""
+        known = dict(self.speeds)
+        return {rank: known[member.device] for rank, member in enumerate(members) if member.device in known}
 
 
 class JobSpec(Wire):

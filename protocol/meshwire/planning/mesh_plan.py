@@ -31,6 +31,7 @@ class Option:
     Attributes:
         others: that train with this device, by their place among the links.
         waits_for: what a step mostly waits for.
+        speeds: in samples/s, of each member alone, this device first.
         uneven: batches follow speed, for the members differ.
         hubs: whether the hubs that are there are in it, and rounds go by them; None: there are none.
     """
@@ -38,6 +39,7 @@ class Option:
     others: tuple[int, ...]
     price: Price
     waits_for: Binds
+    speeds: tuple[float, ...]
     uneven: bool = False
     hubs: bool | None = None
 
@@ -173,7 +175,8 @@ class MeshPlan:
         price = replace(price, alone_samples_s=self.step_alone.samples_s)
         waits_for = self._pricing.waits_for(price.settings, steps, network)
         uneven = len({step.samples for step in steps}) > 1
-        return Option(group, price, waits_for, uneven, hubs if self._hubs else None)
+        speeds = tuple(self._each[at].samples_s for at in (0, *(1 + other for other in group)))
+        return Option(group, price, waits_for, speeds, uneven, hubs if self._hubs else None)
 
     def _priced(self, settings: Sequence[JobSettings], group: tuple[int, ...], *, hubs: bool = False) -> list[Price]:
         return priced(self._pricing, settings, self._steps(group), self._network(group, hubs=hubs))

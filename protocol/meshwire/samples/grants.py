@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from meshwire.messages.generation import DealState
 from meshwire.messages.learner import EpochOver, Grant, SampleSpace
 from meshwire.messages.rounds import Bind
-from meshwire.samples.ledger import Ledger
+from meshwire.samples.ledger import NO_SPEEDS, Ledger
 from meshwire.sync_modes.batch_sizes import sizes_by_speed
 from meshwire.sync_modes.mode import SyncSettings
 
@@ -21,6 +21,7 @@ class SampleGrants:
         learning: ranks whose learners compute.
         state: of the ledger at the cut at which this generation is entered, taken before or after the ranks of the
             generation were entered in it; None: before round 1.
+        speeds: as of `Ledger`.
 
     Attributes:
         notices: for the learner, until its owner takes them out.
@@ -36,9 +37,11 @@ class SampleGrants:
         learning: Iterable[int],
         sync: SyncSettings,
         state: DealState | None = None,
+        *,
+        speeds: Mapping[int, float] = NO_SPEEDS,
     ) -> None:
         if state is None:
-            self._ledger = Ledger(space, learning, sync)
+            self._ledger = Ledger(space, learning, sync, speeds)
         else:
             self._ledger = Ledger.restored(space, sync, state)
             self._ledger.enter(learning)

@@ -6,14 +6,17 @@ among these. In lockstep, where every rank is in every round, the turns are the 
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
+from types import MappingProxyType
 
 from meshwire.messages.generation import DealState
 from meshwire.messages.learner import SampleSpace
 from meshwire.messages.rounds import Bind, SampleBlock
 from meshwire.samples.epochs import cuts, rounds_per_epoch
 from meshwire.samples.pool import Batch, SamplePool, place
+from meshwire.sync_modes.batch_sizes import in_proportion, sizes_by_speed
 from meshwire.sync_modes.mode import SyncSettings
 
+NO_SPEEDS: Mapping[int, float] = MappingProxyType({})
 FIRST_BATCHES = 32  # of each rank at the start, and s more: one step may accumulate so many
 FIRST_BATCHES_LOCKSTEP_MAX = 128  # where speeds do not matter, as far as the epoch has so many
 
@@ -40,12 +43,16 @@ class Ledger:
         learning: ranks whose learners compute; none, where all are to begin anew before round 1 (G9).
         sync: in lockstep all ranks of a round are kept at one number of batches, the largest that one of them claims:
             what they hold ahead must not let one end an epoch before the others. Else each has what it claims.
+        speeds: in samples/s, by rank, as they were measured before the job; where batches follow speed, its first ones
+            do by these, if they are known of all.
 
     Raises:
         ValueError: when there is not one round in which every member gets a sample.
     """
 
-    def __init__(self, space: SampleSpace, learning: Iterable[int], sync: SyncSettings) -> None:
+    def __init__(
+        self, space: SampleSpace, learning: Iterable[int], sync: SyncSettings, speeds: Mapping[int, float] = NO_SPEEDS
+    ) -> None:
         ranks = sorted(learning)
         if ranks:
             rounds_per_epoch(space.total, [space.batch] * len(ranks), drop_last=space.drop_last)
@@ -53,7 +60,9 @@ class Ledger:
         self._sync = sync
         self._pool = SamplePool(space.total)
         self._held: dict[int, list[Batch]] = {rank: [] for rank in ranks}
-        self._sizes = dict.fromkeys(ranks, space.batch)
+        self._speeds = speeds if sync.shares == "speed" and not space.whole_batches else NO_SPEEDS
+        self._sizes: dict[int, int] = {}
+        self._sizes = self._sizes_of(ranks)
         self._claim = 0  # the largest of the newest round with any
         if ranks:
             self._grant(dict.fromkeys(ranks, first_batches(space, len(ranks), sync)))
@@ -62,7 +71,7 @@ class Ledger:
     def restored(cls, space: SampleSpace, sync: SyncSettings, state: DealState) -> "Ledger":
         """The ledger that `state` was read from, with the ranks that were learning then. Raises ValueError."""
         ledger = cls.__new__(cls)
-        ledger._space, ledger._sync = space, sync
+        ledger._space, ledger._sync, ledger._speeds = space, sync, NO_SPEEDS
         ledger._pool = SamplePool(space.total, state.epoch, state.position, state.returned)
         ledger._sizes, ledger._claim = dict(state.sizes), state.claim
         ledger._held = {rank: [] for rank in ledger._sizes}
@@ -106,7 +115,7 @@ class Ledger:
 
         What the others held comes back and is granted again at once, so that nobody waits for it at an epoch's end. A
         newcomer is granted as many batches as were claimed last, so that what is held does not grow with each return.
-        Sizes are equal again when the ranks have changed.
+        Those that stay keep the proportions of their sizes, and a newcomer begins with the size of equal shares.
 
         Returns:
             The granted batches by rank.
@@ -118,7 +127,7 @@ class Ledger:
         self._pool.put_back(block for batches in gone for batch in batches for block in batch)
         newcomers = [rank for rank in ranks if rank not in self._held]
         self._held = {rank: self._held.get(rank, []) for rank in ranks}
-        self._sizes = dict.fromkeys(ranks, self._space.batch)
+        self._sizes = self._sizes_of(ranks)
         if not ranks:
             return {}
         self._leave_out()
@@ -202,6 +211,17 @@ class Ledger:
             self._held[rank] = [batch for batch in self._held[rank] if batch[0] not in covered]
 
     # Grants
+
+    def _sizes_of(self, ranks: Sequence[int]) -> dict[int, int]:
+        """X4a: of these ranks, from now on, with the joint batch that equal shares have."""
+        batch = self._space.batch
+        if any(rank in self._sizes for rank in ranks):
+            sizes: Sequence[int] = in_proportion([self._sizes.get(rank, batch) for rank in ranks], batch * len(ranks))
+        else:
+            equal = (batch,) * len(ranks)
+            speeds = [self._speeds.get(rank, 0.0) for rank in ranks]
+            sizes = (sizes_by_speed(speeds, batch, equal) if ranks else None) or equal
+        return dict(zip(ranks, sizes, strict=True))
 
     def _grant(self, wanted: Mapping[int, int]) -> dict[int, tuple[Batch, ...]]:
         """So many batches for each rank, in turns."""

@@ -28,14 +28,15 @@ def sizes_by_speed(speeds: Sequence[float], batch: int, current: Sequence[int]) 
     times_s = [size / speed for size, speed in zip(current, speeds, strict=True)]
     if max(times_s) < DEAD_BAND * min(times_s):
         return None
-    sizes = _in_proportion(speeds, batch * len(speeds))
+    sizes = in_proportion(speeds, batch * len(speeds))
     round_s = max(size / speed for size, speed in zip(sizes, speeds, strict=True))
     gain_min = GAIN_MIN if len(set(current)) > 1 else 0.0
     return tuple(sizes) if round_s < (1 - gain_min) * max(times_s) else None
 
 
-def _in_proportion(speeds: Sequence[float], joint: int) -> list[int]:
-    """One sample at least for each, and the rest where it lengthens the round least. `joint` >= len(speeds)."""
+def in_proportion(speeds: Sequence[float], joint: int) -> list[int]:
+    """Sizes that are together `joint`, at least one for each: one sample for each, and the rest where it lengthens the
+    round least. Speeds are positive, and need only be right beside each other; `joint` >= len(speeds)."""
     total = sum(speeds)
     ideal = [joint * speed / total for speed in speeds]
     sizes = [max(1, int(share)) for share in ideal]

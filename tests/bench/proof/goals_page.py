@@ -101,9 +101,22 @@ def _slow(journal: Journal) -> Iterator[str]:
     whole = journal.figures(slow_laptop.NAME, "of the sum, whole job")
     yield f"- **{spread(settled)} of the sum** once batches have their sizes, goal at least {SLOW_GOAL:g}:"
     yield f"  {_verdict(settled, SLOW_GOAL)}; over the whole job {spread(whole)}."
+    yield from _profile(journal)
     chosen = dict.fromkeys(name for entry in entries for name in entry.figures if name.startswith("on "))
     yield from (f"- What it said, {text}" for text in chosen)
     yield ""
+
+
+def _profile(journal: Journal) -> Iterator[str]:
+    """Where each laptop's share of a core goes while batches have their sizes."""
+    laptops = [journal.figures(slow_laptop.NAME, figure) for figure in ("useful", "learners", "daemons")]
+    if not all(laptops):
+        return
+    useful, learners, daemons = ([f"{value:.2f}" for value in each] for each in laptops)
+    waits = [f"{1 - one - other:.2f}" for one, other in zip(*laptops[1:], strict=True)]
+    yield "- **Where the rest is**, by rank, of each laptop's share of a core: the learner computes "
+    yield f"  {', '.join(learners)} (what its samples take alone: {', '.join(useful)}), its daemon {', '.join(daemons)},"
+    yield f"  and nothing for {', '.join(waits)}, as it waits for a round or is between two slices of its share."
 
 
 def _verdict(values: Sequence[float], least: float) -> str:

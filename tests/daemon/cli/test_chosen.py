@@ -290,6 +290,10 @@ def test_laptops_that_differ_get_batches_that_suit_them_unless_equal_ones_are_ty
     assert body.shares == "speed"
     assert "note: In this laptop's speed, by a short calculation: bert 0.60.\n" in said
     assert " --shares speed" in said
+    assert body.prediction is not None
+    speeds = dict(body.prediction.speeds)
+    assert list(speeds) == [ANNA, BERT]
+    assert speeds[BERT] == pytest.approx(0.6 * speeds[ANNA], rel=0.05), "batches begin so (X4a)"
     body, said = submitted(endpoint, "--shares", "equal")
     assert body.shares == "equal"
     assert "--shares speed" not in said

@@ -183,6 +183,14 @@ def test_rank_0_decides_the_sizes_from_the_speeds() -> None:
     assert not any(looks(member.dealing))
 
 
+def test_speeds_of_before_the_job_are_the_first_sizes() -> None:
+    """X4a."""
+    member = Member(0)
+    dealing = SampleGrants(member.space, 0, range(2), member.sync, speeds={0: 300.0, 1: 100.0})
+    assert dealing.batch == 6
+    assert SampleGrants(member.space, 1, range(2), member.sync, speeds={0: 300.0, 1: 100.0}).batch == 2
+
+
 def test_the_lowest_rank_that_learns_decides_after_it() -> None:
     """X4a: of the ranks that are there now, in their order."""
     member = Member(1)

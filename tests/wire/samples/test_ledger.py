@@ -306,16 +306,53 @@ def test_a_job_whose_learners_are_all_lost_goes_on_where_it_was() -> None:
 
 
 def test_sizes_are_in_force_from_their_rounds_grants_on() -> None:
-    """X4a: also for ranks that bound without them; until they change again, or the ranks do."""
+    """X4a: also for ranks that bound without them; until they change again. Who comes in begins with an equal share."""
     ledger = Ledger(space(1000, 4), range(2), CLAIMS)
     first = len(ledger.batches(0))
     grants = granted(ledger.complete({0: bind(claim=first + 1, sizes=[6, 2]), 1: bind(claim=first + 1)}))
     assert grants == {0: ((block(0, first * 8, first * 8 + 6),),), 1: ((block(0, first * 8 + 6, first * 8 + 8),),)}
     assert ledger.sizes == {0: 6, 1: 2}
     ledger.enter((0, 1, 2))
-    assert ledger.sizes == {0: 4, 1: 4, 2: 4}
-    assert isinstance(ledger.complete({0: bind(sizes=[6, 2])}), dict), "bound before the third was there (G6)"
-    assert ledger.sizes == {0: 4, 1: 4, 2: 4}
+    assert ledger.sizes == {0: 6, 1: 2, 2: 4}
+    assert isinstance(ledger.complete({0: bind(sizes=[2, 6])}), dict), "bound before the third was there (G6)"
+    assert ledger.sizes == {0: 6, 1: 2, 2: 4}
+
+
+def test_a_loss_keeps_the_proportions_of_the_others() -> None:
+    """X4a: a round does not wait again for the slowest one until speeds are looked at; also in a state's ledger."""
+    ledger = Ledger(space(10_000, 12), range(3), CLAIMS)
+    ledger.complete({0: bind(sizes=[18, 12, 6])})
+    other = Ledger.restored(space(10_000, 12), CLAIMS, ledger.state())
+    for each in (ledger, other):
+        each.enter((0, 2))
+        assert each.sizes == {0: 18, 2: 6}
+        each.enter((0, 1, 2))
+        assert each.sizes == {0: 18, 1: 12, 2: 6}
+
+
+SPEEDS = {0: 300.0, 1: 300.0, 2: 100.0, 5: 0.1}
+
+
+def test_the_first_batches_follow_speeds_that_were_measured_before() -> None:
+    """X4a: all that is granted at the start, whether the ranks are there at once or come in before round 1 (G9)."""
+    by_speed = SyncSettings(shares="speed")
+    for began in ((0, 1, 2), ()):
+        ledger = Ledger(space(10_000, 14), began, by_speed, SPEEDS)
+        ledger.enter((0, 1, 2))
+        assert ledger.sizes == {0: 18, 1: 18, 2: 6}
+        sizes = [{sum(block_.end - block_.first for block_ in batch) for batch in ledger.batches(r)} for r in range(3)]
+        assert sizes == [{18}, {18}, {6}]
+
+
+@pytest.mark.parametrize(
+    ("sync", "ranks", "whole"),
+    [(SyncSettings(), (0, 1, 2), False), (SyncSettings(shares="speed"), (0, 1, 3), False),
+     (SyncSettings(shares="speed"), (0, 1, 2), True)],
+    ids=["equal shares", "one is not known", "whole batches"],
+)  # fmt: skip
+def test_else_the_first_batches_are_equal(sync: SyncSettings, ranks: tuple[int, ...], whole: bool) -> None:
+    ledger = Ledger(space(10_000, 14).model_copy(update={"whole_batches": whole}), ranks, sync, SPEEDS)
+    assert ledger.sizes == dict.fromkeys(ranks, 14)
 
 
 def test_drop_last_leaves_out_less_than_a_joint_batch() -> None:
