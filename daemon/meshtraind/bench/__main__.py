@@ -52,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     codecs.add_argument("--values", default="11.7e6")
     codecs.add_argument("--codec", action="append")
     codecs.add_argument("--runs", type=int, default=5)
+    codecs.add_argument("--no-rounds", action="store_true")  # for predictions, which have `rounds`
     rounds = commands.add_parser("rounds")
     rounds.add_argument("--values", default="1024,2097152")
     rounds.add_argument("--codec", action="append")
@@ -80,7 +81,8 @@ def _codecs(options: argparse.Namespace) -> CodecReport:
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # read by numpy, which is imported only now
     from meshtraind.bench import codecs
 
-    return codecs.measure(options.codec or codecs.all_codecs(), _counts(options.values), options.runs, _progress)
+    chosen, counts = options.codec or codecs.all_codecs(), _counts(options.values)
+    return codecs.measure(chosen, counts, options.runs, _progress, whole_rounds=not options.no_rounds)
 
 
 def _rounds(options: argparse.Namespace) -> "RoundWorkReport":

@@ -34,8 +34,19 @@ def all_codecs() -> list[str]:
     return list(dict.fromkeys(str(parse_codec(text)) for text in texts))
 
 
-def measure(codecs: Sequence[str], counts: Sequence[int], runs: int, progress: Callable[[str], None]) -> CodecReport:
-    """Figures of all `codecs` for vectors of `counts` values. Raises BenchError for what cannot be measured."""
+def measure(
+    codecs: Sequence[str],
+    counts: Sequence[int],
+    runs: int,
+    progress: Callable[[str], None],
+    *,
+    whole_rounds: bool = True,
+) -> CodecReport:
+    """Figures of all `codecs` for vectors of `counts` values. Raises BenchError for what cannot be measured.
+
+    Args:
+        whole_rounds: also what a member of a job computes for a round, which takes three times as long as all else.
+    """
     if not 1 <= runs <= 1000:
         raise BenchError(f"--runs {runs}: choose 1 to 1000")
     for count in counts:
@@ -50,13 +61,13 @@ def measure(codecs: Sequence[str], counts: Sequence[int], runs: int, progress: C
         progress(f"making {count} values")
         values = gradient(count)
         progress("fp32, to compare with")
-        fp32[count] = _figures("fp32", values, runs)
+        fp32[count] = _figures("fp32", values, runs, whole_rounds)
         for number, spec in enumerate(specs, 1):
             progress(f"{spec} ({number} of {len(specs)}), {count} values")
             if spec.family.transforms:
                 figures.append(transform_figures(spec, values, runs))
             else:
-                figures.append(fp32[count] if spec == FP32 else _figures(str(spec), values, runs))
+                figures.append(fp32[count] if spec == FP32 else _figures(str(spec), values, runs, whole_rounds))
     return CodecReport(runs, fp32, figures)
 
 
@@ -76,7 +87,7 @@ def gradient(count: int) -> Values:
     return values
 
 
-def _figures(text: str, values: Values, runs: int) -> CodecFigures:
+def _figures(text: str, values: Values, runs: int, whole_rounds: bool) -> CodecFigures:
     memory_bytes = _memory_bytes(text, values)
     codec = codec_named(text)
     area = memoryview(bytearray(sum(codec.spec.segment_bytes_max(len(part)) for part in _segments(values))))
@@ -91,7 +102,7 @@ def _figures(text: str, values: Values, runs: int) -> CodecFigures:
         encode_s.append(encoded_s - started_s)
         add_s.append(time.thread_time() - encoded_s)
     round_s = None
-    if meet_whole(codec.spec):
+    if whole_rounds and meet_whole(codec.spec):
         cost = round_cost(codec.spec, values)
         round_s = cost.contribution_s + cost.sums_s
     return CodecFigures(

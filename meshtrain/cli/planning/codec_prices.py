@@ -76,7 +76,7 @@ def processor_prices(codecs: Sequence[str], data_dir: Path | None, stages: Stage
 
 
 def _measured(codecs: Sequence[str]) -> dict[str, KeptPrice]:
-    rows = _bench("codecs", codecs, (SHORT_VALUES, VALUES), RUNS)
+    rows = _bench("codecs", codecs, (SHORT_VALUES, VALUES), RUNS, "--no-rounds")
     return {codec: _price(parse_codec(codec), rows[codec, SHORT_VALUES], rows[codec, VALUES]) for codec in codecs}
 
 
@@ -89,7 +89,9 @@ def _measured_rounds(codecs: Sequence[str]) -> dict[str, KeptRounds]:
     return {codec: KeptRounds(few_s=took_s(codec, FEW_VALUES), many_s=took_s(codec, MANY_VALUES)) for codec in codecs}
 
 
-def _bench(what: str, codecs: Sequence[str], counts: tuple[int, ...], runs: int) -> dict[tuple[str, int], _Row]:
+def _bench(
+    what: str, codecs: Sequence[str], counts: tuple[int, ...], runs: int, *options: str
+) -> dict[tuple[str, int], _Row]:
     """A benchmark's rows, by codec and number of values. Raises CliError."""
     if not codecs:
         return {}
@@ -97,7 +99,7 @@ def _bench(what: str, codecs: Sequence[str], counts: tuple[int, ...], runs: int)
     sizes = ["--values", ",".join(map(str, counts)), "--runs", str(runs), "--json"]
     try:
         done = subprocess.run(
-            [sys.executable, "-m", MODULE, what, *sizes, *chosen],
+            [sys.executable, "-m", MODULE, what, *options, *sizes, *chosen],
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,

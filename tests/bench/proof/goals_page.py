@@ -115,8 +115,9 @@ def _profile(journal: Journal) -> Iterator[str]:
     useful, learners, daemons = ([f"{value:.2f}" for value in each] for each in laptops)
     waits = [f"{1 - one - other:.2f}" for one, other in zip(*laptops[1:], strict=True)]
     yield "- **Where the rest is**, by rank, of each laptop's share of a core: the learner computes "
-    yield f"  {', '.join(learners)} (what its samples take alone: {', '.join(useful)}), its daemon {', '.join(daemons)},"
-    yield f"  and nothing for {', '.join(waits)}, as it waits for a round or is between two slices of its share."
+    yield f"  {', '.join(learners)} (what its samples take alone: {', '.join(useful)}), its daemon"
+    yield f"  {', '.join(daemons)}, and nothing for {', '.join(waits)}, as it waits for a round or stands"
+    yield "  between two slices of its share."
 
 
 def _verdict(values: Sequence[float], least: float) -> str:

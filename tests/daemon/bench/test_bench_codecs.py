@@ -142,5 +142,6 @@ def test_a_round_is_measured_of_codecs_whose_parts_meet_whole() -> None:
     """At a shard's owner or at everybody; behind the rounds that a job begins with."""
     codecs = ["fp16", "homomorphic", "powersgd", "int8", "onebit:100", "dgc", "topk:gather"]
     measured = [each.round_s is not None for each in measure(codecs, [20_000], 1, silent).figures]
+    assert {each.round_s for each in measure(codecs, [20_000], 1, silent, whole_rounds=False).figures} == {None}
     assert measured == [False, False, False, True, True, True, True]
     assert round_cost(parse_codec("topk:gather"), gradient(20_000)).sums_s > 0
