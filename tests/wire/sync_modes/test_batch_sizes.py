@@ -61,13 +61,21 @@ def test_small_differences_are_left_alone() -> None:
 
 
 def test_unequal_sizes_change_again_only_for_a_real_gain() -> None:
-    """Two of nine members change places a little: the times differ by more than the dead band, the round by less."""
+    """One of nine is faster than its size says: times differ much, the round by less."""
     speeds = [1.0] * 8 + [1.4]
     equal, unequal = [70] * 9, [70] * 8 + [71]
     better = sizes_by_speed(speeds, 70, equal)
     assert better is not None
     assert 1 - GAIN_MIN < round_s(better, speeds) / round_s(unequal, speeds) < 1
     assert sizes_by_speed(speeds, 70, unequal) is None
+
+
+def test_unequal_sizes_follow_one_that_keeps_many_waiting() -> None:
+    """Its small batches cost it more a sample than was measured before the job: the others wait for a fifth of a round,
+    which the dead band of equal sizes would leave."""
+    current, speeds = (160, 160, 160, 32), [160 / 0.78] * 3 + [32.0]
+    assert max(n / v for n, v in zip(current, speeds, strict=True)) < DEAD_BAND * 0.78
+    assert sizes_by_speed(speeds, 128, current) == (163, 162, 162, 25)
 
 
 def test_one_sample_each_cannot_be_shared_otherwise() -> None:
