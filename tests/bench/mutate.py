@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
@@ -77,9 +77,8 @@ def planted(source: str, bug: Bug) -> str:
 def place(root: Path, bug: Bug) -> tuple[Path, str]:
     """The file of a bug, and its text with it; in another module than before if there is one. Raises DoesNotApply."""
     last = bug.module.rpartition(".")[2]
-    files = [path for package in PACKAGES for path in (root / package).rglob("*.py")]
     found, why = [], DoesNotApply(f"there is no {bug.function} with {bug.old!r}")
-    for path in sorted(files, key=lambda path: (path.stem != last, path)):
+    for path in _files(root, last):
         source = path.read_text("utf-8")
         if bug.old not in source or bug.function not in spans(source):  # parsing takes long
             continue
@@ -92,6 +91,13 @@ def place(root: Path, bug: Bug) -> tuple[Path, str]:
     if len(found) != 1:
         raise why if not found else DoesNotApply(f"{len(found)} modules have a {bug.function} with that text")
     return found[0]
+
+
+def _files(root: Path, first: str) -> Iterator[Path]:
+    """All modules, those of this name first; the others are looked for only when they are asked for."""
+    for pattern in (f"{first}.py", "*.py"):
+        found = [path for package in PACKAGES for path in (root / package).rglob(pattern)]
+        yield from sorted(path for path in found if pattern != "*.py" or path.stem != first)
 
 
 def copied(target: Path) -> None:

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
     "part",
     [
         0,
-        *(pytest.param(part, marks=pytest.mark.slow if part < 4 else pytest.mark.long) for part in range(1, PARTS)),
+        *(pytest.param(part, marks=pytest.mark.slow if part < 2 else pytest.mark.long) for part in range(1, PARTS)),
     ],
 )
 def test_every_schedule_keeps_the_rules_and_recovers(part: int) -> None:

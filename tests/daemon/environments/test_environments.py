@@ -108,7 +108,11 @@ async def test_an_environment_has_what_was_asked_for_beside_what_the_daemon_has(
 @pytest.mark.parametrize(
     ("wanted", "why"),
     [
-        ("meshnobodyhasthis==3", "No matching distribution found for meshnobodyhasthis==3"),
+        pytest.param(
+            "meshnobodyhasthis==3",
+            "No matching distribution found for meshnobodyhasthis==3",
+            marks=pytest.mark.long,
+        ),
         (
             "meshwantsoldtorch",
             r"meshwantsoldtorch 1\.0 depends on torch==0\.1; The user requested \(constraint\) torch[^ ;]*==",

@@ -58,7 +58,8 @@ def in_four_bits(codec: CodecSpec) -> bool:
     return codec.family.transforms and codec.choice("values") == "int4"
 
 
-QUICK = {"fp32", "topk", "homomorphic", "powersgd"}  # one codec for each way of summing; all others are slow tests
+QUICK = {"fp32", "topk", "homomorphic", "powersgd"}  # one codec for each way of summing
+SLOW = {*QUICK, "int8", "onebit", "dgc", "lgc"}  # and for each kind of state; all others are long tests
 CODECS: dict[tuple[str, Reduction, bool, bool, bool], CodecSpec] = {}
 for spec in every_codec():
     CODECS.setdefault((spec.name, spec.reduction, spec.of_senders, bool(spec.warmup), in_four_bits(spec)), spec)
@@ -218,7 +219,7 @@ async def played(codec: CodecSpec) -> Story:
     [
         codec
         if codec.name in QUICK and (codec.of_senders or codec.reduction is not Reduction.GATHER)
-        else pytest.param(codec, marks=pytest.mark.long if codec.name == "dct" else pytest.mark.slow)
+        else pytest.param(codec, marks=pytest.mark.slow if codec.name in SLOW else pytest.mark.long)
         for codec in CODECS.values()
     ],
     ids=str,

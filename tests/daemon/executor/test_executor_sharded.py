@@ -72,7 +72,7 @@ def test_rounds_that_run_again_have_the_same_parts_and_the_same_mean_everywhere(
     asyncio.run(churn(members, codec, staleness, seed))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @settings(max_examples=8)
 @given(**CHURNED)
 def test_many_rounds_that_run_again(members: int, codec: Over, staleness: int, seed: int) -> None:

@@ -137,7 +137,7 @@ def test_rounds_are_the_programs_mean_through_generations(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-@settings(max_examples=4)
+@settings(max_examples=2)
 @given(**JOBS)
 def test_over_each_topology(topology: str, members: int, codec: str, staleness: int, seed: int) -> None:
     asyncio.run(TopologyMesh(members, codec, topology, staleness, seed).churn(150 * members))
