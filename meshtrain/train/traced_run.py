@@ -28,6 +28,7 @@ from meshwire.memory_layout.shared_slots import (
     MEASURE_CODEC_VARIABLE,
     MEASURE_STEPS_VARIABLE,
     MEASURE_SYNC_VARIABLE,
+    MEASURE_TOGETHER_VARIABLE,
     MEASURE_VARIABLE,
     WHY_NOT_SUFFIX,
 )
@@ -43,6 +44,10 @@ SEVERAL_OPTIMIZERS = (  # behind the script's name
     "gives mt.prepare several optimizers: which of their steps belong together is not known, so nothing can be "
     "predicted or chosen for such a script"
 )
+TOGETHER_S = 4.0  # of steps of several copies beside each other
+GATE_TIMEOUT_S = 60.0  # in which all of them have come as far
+POLL_S = 0.01
+STEPS_KEPT_MAX = 1000
 COPIES = 3  # of all gradients, of which the fastest counts
 
 
@@ -132,18 +137,43 @@ class StepClock:
         self._begun_s = self._now_s()
 
 
+class Gate:
+    """Where copies of a script wait for each other, so that each steps while all others do.
+
+    Args:
+        folder: that they share, in which each leaves a file.
+    """
+
+    def __init__(self, copies: int, folder: Path) -> None:
+        self._copies, self._folder = copies, folder
+
+    def pass_through(self) -> None:
+        """Waits until all are here. Raises UsageError when that takes too long."""
+        (self._folder / str(os.getpid())).touch()
+        until_s = time.monotonic() + GATE_TIMEOUT_S
+        while (here := len(list(self._folder.iterdir()))) < self._copies:
+            if time.monotonic() > until_s:
+                raise UsageError(
+                    f"{here} of {self._copies} copies of this script have come to their first timed step in "
+                    f"{GATE_TIMEOUT_S:.0f} s"
+                )
+            time.sleep(POLL_S)
+
+
 class TracedProcess(SingleProcess):
     """A script runs alone for a few steps behind `mt.prepare`; what they took is written down, and it is ended.
 
     Args:
         file: where that is written, in a folder that this process may fill.
         steps: that are timed, at most.
+        gate: before the first of them, where several copies are timed beside each other, all for TOGETHER_S.
     """
 
-    def __init__(self, file: Path, steps: int) -> None:
+    def __init__(self, file: Path, steps: int, gate: Gate | None = None) -> None:
         super().__init__()
         self._file = file
         self._wanted = steps
+        self._gate = gate
         self._skipped = 0
         self._steps: list[TimedStep] = []
         self._batch_size = 1
@@ -156,7 +186,10 @@ class TracedProcess(SingleProcess):
     def take(cls) -> "TracedProcess | None":
         """The world that the environment asks for; None without such a wish."""
         told = os.environ.get(MEASURE_STEPS_VARIABLE)
-        return cls(Path(os.environ[MEASURE_VARIABLE]), int(told)) if told else None
+        if not told:
+            return None
+        copies, _, folder = os.environ.get(MEASURE_TOGETHER_VARIABLE, "").partition(":")
+        return cls(Path(os.environ[MEASURE_VARIABLE]), int(told), Gate(int(copies), Path(folder)) if copies else None)
 
     def prepare(self, model: M, optimizer: O, scaler: torch.amp.GradScaler | None = None) -> tuple[M, O]:
         """The same objects. Raises what it raises in a job."""
@@ -195,12 +228,16 @@ class TracedProcess(SingleProcess):
         """Ends the script when it has seen enough."""
         if self._skipped < WARM_UP_STEPS:
             self._skipped += 1
+            if self._skipped == WARM_UP_STEPS and self._gate is not None:
+                self._gate.pass_through()
+                self._until_s = time.monotonic() + TOGETHER_S
             return
         now_s = time.monotonic()
         if self._until_s is None:
             self._until_s = now_s + TRACED_S_MAX
-        self._steps.append(step)
-        if len(self._steps) >= self._wanted or now_s >= self._until_s:
+        if len(self._steps) < STEPS_KEPT_MAX:
+            self._steps.append(step)
+        if (self._gate is None and len(self._steps) >= self._wanted) or now_s >= self._until_s:
             self._write()
             raise SystemExit(0)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshtrain.cli.planning.job_choice import JobChoice, choose
+from meshtrain.cli.planning.learner_count import learners_wanted, time_learners, usable_cores
 from meshtrain.cli.planning.script_profiles import Shipped
 from meshtrain.cli.submission.dry_run import MemoryNeeds, memory_of_members, show_dry_run
 from meshtrain.cli.submission.measuring import NotMeasured, measure
@@ -92,17 +93,16 @@ def submit(
         typer.Option("--on", metavar="A,B", help="On exactly these: names or ids.", autocompletion=complete_trainers),
     ] = None,
     learners: Annotated[
-        int,
+        str,
         typer.Option(
             "--learners",
-            metavar="N",
-            min=1,
-            max=limits.LEARNERS_MAX,
+            metavar="N|auto",
             help="So many learners on each device, each with batches of its own, a share of the cores and its own GPU "
             "where there are several: as N times as many devices. For models whose step leaves cores idle, and for "
-            "two GPUs; nothing is chosen then.",
+            "two GPUs; nothing else is chosen then. auto: as many as train faster here beside each other, by running "
+            "some steps of the script; a job's other laptops have as many.",
         ),
-    ] = 1,
+    ] = "1",
     data: Annotated[
         Path | None,
         typer.Option("--data", metavar="DIR", help="Data folder to ship; ./data if there is one."),
@@ -375,6 +375,7 @@ def submit(
     if data is None and (root / DATA_FOLDER).is_dir():
         data = Path(DATA_FOLDER)  # where mt.data_dir() finds it without a job, too
     environment = _environment(env or ())
+    learners_count = learners_wanted(learners)
     reason = refusal_of_learners(
         settings,
         masks=masks is not None,
@@ -382,9 +383,9 @@ def submit(
         independent=independent,
         restarts=restart is not None,
     )
-    if learners > 1 and reason is not None:
+    if learners_count != 1 and reason is not None:
         raise BadCommandLine(reason)
-    several = None if learners == 1 else learners
+    several = None if learners_count in (1, None) else learners_count
     own_ways = (resume, masks, straggler, visibility, own, several)  # nothing is known of their price
     source_of_no_plan = context.get_parameter_source("no_plan")
     if quality is not None and source_of_no_plan is not None and source_of_no_plan.name == "ENVIRONMENT":
@@ -396,7 +397,7 @@ def submit(
         and own_ways == (None,) * len(own_ways)
         and _open(typed)
     )
-    if quality is not None and not plans:
+    if quality is not None and (not plans or learners_count is None):
         raise BadCommandLine("--quality is for what is chosen, and nothing is left to choose", "it without --quality")
     typed_bytes = sum(len(text.encode()) for text in (*own_args, *(env or ())))
     if typed_bytes > limits.JOB_SPEC_BYTES_MAX:
@@ -413,7 +414,7 @@ def submit(
             source, shipped_data = pack(root, relative, data, include or (), exclude or (), stages)
         by_daemons = engine is EngineName.MESH and not independent
         if by_daemons and uses_process_groups(source.manifest, source.root, relative, as_module=module):
-            if learners > 1:
+            if learners_count != 1:
                 raise BadCommandLine(f"{script} uses torch.distributed: {ONE_RANK}", "it without --learners")
             of_rounds = typed.pinned.sync or masks or scale_lr or typed.pinned.topology
             if of_rounds or chosen_codec.name not in GROUP_CODECS:
@@ -427,12 +428,21 @@ def submit(
             with Stages() as stages:
                 python = interpreter_with(client, packages, stages)
         chosen = typed
+        shipped = Shipped(
+            relative,
+            *(source, shipped_data, place, own_args, environment, python),
+            script if module else None,
+        )
+        if learners_count is None:
+            with Stages() as stages:
+                timed = time_learners(shipped, usable_cores(), stages)
+            learners_count = timed.count
+            say(timed.sentence())
+            if learners_count > 1:
+                plans = False
+                if scale_lr is None:
+                    say(f"note: a round's batch is {learners_count} times as large, and --scale-lr follows that")
         if plans:
-            shipped = Shipped(
-                relative,
-                *(source, shipped_data, place, own_args, environment, python),
-                script if module else None,
-            )
             chosen = choose(shipped, typed, quality, data_dir, asks=at_terminal() and not (json or dry_run))
             settings, chosen_codec, chosen_masks = _settings(
                 chosen.sync,
@@ -477,7 +487,7 @@ def submit(
             restarts_max=restart,
             engine=engine.value,
             as_module=module,
-            learners=learners,
+            learners=learners_count,
             hubs=chosen.hubs and not typed.on,  # whoever says who trains says which hub, too
             modules=_modules(source, relative, environment, place, as_module=module),
             checkpoint_every=checkpoint_every,
@@ -505,7 +515,7 @@ def submit(
                     count_max,
                     chosen_masks,
                     chosen.pinned.topology,
-                    learners,
+                    learners_count,
                 )
             except NotMeasured as problem:
                 notes.append(f"how much memory it takes is not known: {problem}")

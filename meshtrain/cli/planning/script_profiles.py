@@ -81,7 +81,7 @@ def profile(shipped: Shipped, data_dir: Path | None, stages: Stages) -> tuple[Tr
     programs = OtherPrograms()
     with tempfile.TemporaryDirectory(prefix="meshtrain-") as name:
         root = Path(name)
-        _lay_out(shipped, root)
+        lay_out_copy(shipped, root)
         data = None if shipped.data is None else shipped.data.root
         runs = shipped.python, shipped.module
         traced = trace(root, shipped.script, shipped.args, dict(shipped.env), data, stages, TIMEOUT_S, *runs)
@@ -90,7 +90,7 @@ def profile(shipped: Shipped, data_dir: Path | None, stages: Stages) -> tuple[Tr
     return traced, programs.note()
 
 
-def _lay_out(shipped: Shipped, root: Path) -> None:
+def lay_out_copy(shipped: Shipped, root: Path) -> None:
     """What a script writes beside itself is not the user's: it runs on a copy."""
     lay_out(shipped.source, root)
     if shipped.data is not None and shipped.data_place is not None:

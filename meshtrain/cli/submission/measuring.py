@@ -7,8 +7,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, Self
 
 from meshtrain.cli.ui.errors import CliError
 from meshtrain.cli.ui.progress import Stages
@@ -20,6 +21,7 @@ from meshwire.memory_layout.shared_slots import (
     MEASURE_SCALE_LR_VARIABLE,
     MEASURE_STEPS_VARIABLE,
     MEASURE_SYNC_VARIABLE,
+    MEASURE_TOGETHER_VARIABLE,
     MEASURE_VARIABLE,
     SCRIPT_DATA_VARIABLE,
     WHY_NOT_SUFFIX,
@@ -147,6 +149,45 @@ def trace(
     return TracedScript.model_validate_json(written)
 
 
+def trace_together(
+    root: Path,
+    script: str,
+    args: Sequence[str],
+    env: Mapping[str, str],
+    data: Path | None,
+    copies: int,
+    threads: int,
+    stages: Stages,
+    python: str = sys.executable,
+    module: str | None = None,
+) -> tuple[list[TracedScript], int]:
+    """How so many copies of `script` step beside each other, each with so many threads; and how many bytes of memory
+    their processes held together.
+
+    Args and raises as `measure`.
+    """
+    runs = "running" if copies == 1 else f"running {copies} times beside each other"
+    awaited = _Awaited(
+        script,
+        f"{runs} {script} for a few steps, to see how many learners pay",
+        f"before its steps were timed, {TRACED_STEPS_MIN} behind mt.prepare at least",
+        f"{copies} x {script} have not taken {TRACED_STEPS_MIN} steps in {MEASURE_TIMEOUT_S:.0f} s",
+        "--learners with a number, or smaller batches",
+    )
+    with tempfile.TemporaryDirectory(prefix="meshtrain-") as gate:
+        asked = {
+            "OMP_NUM_THREADS": str(threads),  # as learners of a job have it, unless the script's environment says more
+            **env,
+            MEASURE_SYNC_VARIABLE: SyncSettings().text(),
+            MEASURE_CODEC_VARIABLE: str(FP32),
+            MEASURE_STEPS_VARIABLE: str(TRACED_STEPS),
+            MEASURE_TOGETHER_VARIABLE: f"{copies}:{gate}",
+        }
+        argv = [python, *_program(script, module), *args]
+        written, held_bytes = _run_copies(root, argv, asked, data, awaited, stages, copies)
+    return [TracedScript.model_validate_json(each) for each in written], held_bytes
+
+
 def _program(script: str, module: str | None) -> tuple[str, ...]:
     """The words behind `python`."""
     return (script,) if module is None else ("-m", module)
@@ -167,52 +208,96 @@ def _run(
     root: Path, argv: list[str], env: Mapping[str, str], data: Path | None, awaited: _Awaited, stages: Stages
 ) -> bytes:
     """What the script's process writes into the file that it is told of. Raises NotMeasured, CliError."""
-    with tempfile.TemporaryDirectory(prefix="meshtrain-") as folder:
-        file = Path(folder) / "measured.json"
-        tree = OwnedTree()
-        variables = {**os.environ, **env, **tree.environment, MEASURE_VARIABLE: str(file)}
-        if data is not None:
-            variables[SCRIPT_DATA_VARIABLE] = str(data.resolve())
-        with (Path(folder) / "output").open("w+b") as output:
-            process = subprocess.Popen(
-                argv,
-                cwd=root,
+    return _run_copies(root, argv, env, data, awaited, stages, 1)[0][0]
+
+
+def _run_copies(
+    root: Path,
+    argv: list[str],
+    env: Mapping[str, str],
+    data: Path | None,
+    awaited: _Awaited,
+    stages: Stages,
+    copies: int,
+) -> tuple[list[bytes], int]:
+    """What each of so many processes of a script writes, and the most memory that they held together, as it was seen.
+    The first one that ends without a word ends all. Raises NotMeasured, CliError."""
+    held_bytes = 0
+    deadline_s = time.monotonic() + awaited.timeout_s
+    with ExitStack() as stack:
+        running = [stack.enter_context(_Copy(root, argv, env, data)) for _ in range(copies)]
+        while not all(copy.is_over() for copy in running):
+            stages.show(awaited.doing)
+            if any(copy.is_over() and not copy.file.exists() for copy in running):
+                break
+            held_bytes = max(held_bytes, sum(copy.held_bytes() for copy in running))
+            if time.monotonic() > deadline_s:
+                raise CliError(awaited.too_late, awaited.hint)
+            next(copy for copy in running if not copy.is_over()).wait()
+        for copy in running:
+            if copy.is_over():
+                copy.check(awaited)
+        return [copy.file.read_bytes() for copy in running], held_bytes
+
+
+class _Copy:
+    """A script's process, which is to write into a file; what it has started ends with it. A context manager."""
+
+    def __init__(self, root: Path, argv: list[str], env: Mapping[str, str], data: Path | None) -> None:
+        self._root, self._argv, self._env, self._data = root, argv, env, data
+        self._tree = OwnedTree()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="meshtrain-")))
+            self.file = folder / "measured.json"
+            self._output = stack.enter_context((folder / "output").open("w+b"))
+            variables = {**os.environ, **self._env, **self._tree.environment, MEASURE_VARIABLE: str(self.file)}
+            if self._data is not None:
+                variables[SCRIPT_DATA_VARIABLE] = str(self._data.resolve())
+            self._process = subprocess.Popen(
+                self._argv,
+                cwd=self._root,
                 env=variables,
                 stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
+                stdout=self._output,
+                stderr=self._output,
                 **detached(),  # so that what it starts ends with it
             )
-            try:
-                code = _wait(process, file, awaited, stages)
-            finally:
-                _end(process, tree)
-            why = file.with_suffix(WHY_NOT_SUFFIX)
-            if why.exists():
-                raise NothingToChoose(f"{awaited.script} {why.read_text('utf-8')}")
-            if not file.exists():
-                how = f"ended with exit code {code}" if code else "ended"
-                raise NotMeasured(f"{awaited.script} {how} {awaited.too_early}{_tail(output)}", failed=code != 0)
-        return file.read_bytes()
+            self._stack = stack.pop_all()
+        return self
 
+    def __exit__(self, *_: object) -> None:
+        with self._stack:
+            if self._process.poll() is None:
+                self._tree.end(self._process)
 
-def _wait(process: "subprocess.Popen[bytes]", file: Path, awaited: _Awaited, stages: Stages) -> int:
-    """Until it has ended, or is about to: what was written is all that is wanted of it."""
-    deadline_s = time.monotonic() + awaited.timeout_s
-    while True:
-        stages.show(awaited.doing)
-        try:
-            return process.wait(POLL_S)
-        except subprocess.TimeoutExpired:
-            if file.exists():
-                return 0
-            if time.monotonic() > deadline_s:
-                raise CliError(awaited.too_late, awaited.hint) from None
+    def is_over(self) -> bool:
+        """It has ended, or is about to: what was written is all that is wanted of it."""
+        return self._process.poll() is not None or self.file.exists()
 
+    def wait(self) -> None:
+        """For its end, POLL_S at most."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(POLL_S)
 
-def _end(process: "subprocess.Popen[bytes]", tree: OwnedTree) -> None:
-    if process.poll() is None:
-        tree.end(process)
+    def held_bytes(self) -> int:
+        """Of memory, as its process has it now."""
+        import psutil
+
+        with suppress(psutil.Error):  # it has just ended
+            return psutil.Process(self._process.pid).memory_info().rss
+        return 0
+
+    def check(self, awaited: _Awaited) -> None:
+        """Raises NotMeasured if it has ended without what was wanted."""
+        why = self.file.with_suffix(WHY_NOT_SUFFIX)
+        if why.exists():
+            raise NothingToChoose(f"{awaited.script} {why.read_text('utf-8')}")
+        if not self.file.exists():
+            code = self._process.returncode
+            how = f"ended with exit code {code}" if code else "ended"
+            raise NotMeasured(f"{awaited.script} {how} {awaited.too_early}{_tail(self._output)}", failed=code != 0)
 
 
 def _tail(output: IO[bytes]) -> str:

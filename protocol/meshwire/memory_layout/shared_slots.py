@@ -32,6 +32,7 @@ MEASURE_VARIABLE = "MESHTRAIN_MEASURE"  # a file: mt.prepare writes the model's 
 MEASURE_SYNC_VARIABLE = "MESHTRAIN_MEASURE_SYNC"  # the job's --sync,
 MEASURE_CODEC_VARIABLE = "MESHTRAIN_MEASURE_CODEC"  # its codec,
 MEASURE_SCALE_LR_VARIABLE = "MESHTRAIN_MEASURE_SCALE_LR"  # and its --scale-lr: what these refuse is refused there too
+MEASURE_TOGETHER_VARIABLE = "MESHTRAIN_MEASURE_TOGETHER"  # COUNT:FOLDER, of so many copies that step at once
 MEASURE_STEPS_VARIABLE = "MESHTRAIN_MEASURE_STEPS"  # so many steps are timed too, before the script is ended
 WHY_NOT_SUFFIX = ".why"  # of a file beside it: what the script does, so that its steps cannot be timed
 

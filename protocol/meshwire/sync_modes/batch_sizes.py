@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 DEAD_BAND = 1.3
 """The slowest member's time over the fastest's at which equal sizes stay equal: measured speeds scatter by 10 to 20 %
-from one minute to the next, and equal sizes are what a person expects. Costs up to 13 % of a round with two members, and
-up to 23 % where one of many is slow."""
+from one minute to the next, and equal sizes are what a person expects. Costs up to 13 % of a round with two members, up
+to 23 % where one of many is slow."""
 
 GAIN_MIN = 0.1
 """By how much the round must become shorter before sizes that are unequal already change again. Higher follows a

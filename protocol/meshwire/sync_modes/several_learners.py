@@ -1,11 +1,43 @@
-"""Which jobs may have several learners on each device (R6), and why another may not."""
+"""Which jobs may have several learners on each device (R6), why another may not, and how many of them pay."""
 
+from collections.abc import Mapping
+
+from meshwire import limits
 from meshwire.sync_modes.mode import SyncSettings
 
 LEGAL = (
     "bsp, local:H, diloco:H, muloco:H, sparseloco:H, sma:H or demo, without ,ssp:S, ,stream=P, ,gossip=G and "
     ",accumulate=A behind them"
 )
+
+LEARNERS_GAIN = 1.1
+"""How much faster twice as many learners must train together: less is not worth their memory, nor the larger batch.
+CROSSBOW (Koliousis et al. 2019, 4.2) adds one to a GPU as long as throughput rises by more than a threshold."""
+
+
+def next_learners(speeds: Mapping[int, float], cores: int) -> int | None:
+    """How many learners of a device to time next: 1, 2, 4 and so on, while each doubling pays and all have a core.
+
+    Args:
+        speeds: samples/s of all learners together, by their number.
+
+    Returns:
+        None: enough is known.
+    """
+    if not speeds:
+        return 1
+    most = max(speeds)
+    if best_learners(speeds) < most or 2 * most > min(cores, limits.LEARNERS_MAX):
+        return None
+    return 2 * most
+
+
+def best_learners(speeds: Mapping[int, float]) -> int:
+    """The largest number up to which each doubling brought LEARNERS_GAIN."""
+    best = 1
+    while speeds.get(2 * best, 0.0) >= LEARNERS_GAIN * speeds[best]:
+        best *= 2
+    return best
 
 
 def refusal_of_learners(

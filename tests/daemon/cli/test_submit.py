@@ -12,6 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
+from meshtrain.cli.commands import submit as submit_command
+from meshtrain.cli.planning.learner_count import TimedLearners
 from meshtrain.cli.submission import measuring
 from meshtrain.cli.submission.dry_run import PARTS, MemoryNeeds, show_dry_run
 from meshtrain.cli.submission.measuring import NotMeasured, measure, trace
@@ -623,6 +625,46 @@ def test_several_learners_and_process_groups_are_refused(endpoint: Endpoint, pro
     shown = run("submit", "--learners", "2", "-d", "train.py")
     assert shown.exit_code == 2
     assert "it has one rank on each laptop, and --learners is for scripts that call mt.prepare" in shown.stderr
+    assert not endpoint.of_type(Submit)
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize("count", [1, 2])
+def test_as_many_learners_as_pay(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """--learners auto: what was found is said, and what follows for the rate; where it is one the job is planned."""
+    found = {1: 100.0, 2: 100.0 + 20.0 * (count == 2)}
+    monkeypatch.setattr(submit_command, "time_learners", lambda *_: TimedLearners(found))
+    planned: list[object] = []
+    endpoint.answers[Submit] = accepting({})
+
+    def choose(_: object, typed: object, *__: object, **___: object) -> object:
+        planned.append(typed)
+        return typed
+
+    monkeypatch.setattr(submit_command, "choose", choose)
+    monkeypatch.delenv("MESHTRAIN_NO_PLAN", raising=False)
+    shown = run("submit", "--learners", "auto", "-d", "train.py")
+    assert shown.exit_code == 0, shown.stderr
+    assert endpoint.of_type(Submit)[-1].learners == count
+    assert len(planned) == (count == 1)
+    assert ("note: a round's batch is 2 times as large, and --scale-lr follows that" in shown.stderr) == (count == 2)
+    assert f"learners: {count} on each laptop, for 2 beside each other train 1." in shown.stderr
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--learners", "many"], "--learners 'many' is neither auto nor a number from 1 to 16"),
+        (["--learners", "0"], "--learners '0' is neither auto nor a number"),
+        (["--learners", "auto", "--sync", "ssp:2"], "--learners with --sync ssp:2: the learners of a device add up"),
+        (["--learners", "auto", "--quality", "fast"], "--quality is for what is chosen"),
+    ],
+)
+def test_learners_that_cannot_be_are_refused(endpoint: Endpoint, options: list[str], why: str) -> None:
+    shown = run("submit", *options, "-d", "train.py")
+    assert shown.exit_code == 2
+    assert why in " ".join(shown.stderr.split())
     assert not endpoint.of_type(Submit)
 
 

@@ -20,6 +20,7 @@ from meshwire.memory_layout.shared_slots import (
     MEASURE_CODEC_VARIABLE,
     MEASURE_STEPS_VARIABLE,
     MEASURE_SYNC_VARIABLE,
+    MEASURE_TOGETHER_VARIABLE,
     MEASURE_VARIABLE,
     WHY_NOT_SUFFIX,
 )
@@ -40,6 +41,9 @@ class Clock:
 
     def monotonic(self) -> float:
         return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
 
 
 @pytest.fixture
@@ -187,6 +191,41 @@ def test_long_steps_are_not_waited_for(asked: Path, clock: Clock) -> None:
     with pytest.raises(SystemExit):
         train.steps(WARM_UP_STEPS + 3)
     assert TracedScript.model_validate_json(asked.read_text()).step.steps == 2
+
+
+def test_copies_step_for_as_long_as_each_other_from_when_all_are_there(
+    asked: Path, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many steps that is; what is waited for at the gate is no part of a step."""
+    monkeypatch.setattr(traced_run, "TOGETHER_S", 6 * 18.5)
+    gate = tmp_path / "gate"
+    gate.mkdir()
+    monkeypatch.setenv(MEASURE_TOGETHER_VARIABLE, f"2:{gate}")
+
+    def another_comes(_: float) -> None:
+        clock.now_s += 30.0
+        (gate / "another").touch()
+
+    monkeypatch.setattr(clock, "sleep", another_comes)
+    train = SlowSteps(clock)
+    prepared(train)
+    with pytest.raises(SystemExit):
+        train.steps(WARM_UP_STEPS + 20)
+    step = TracedScript.model_validate_json(asked.read_text()).step
+    assert (step.steps, step.before_s) == (6, 11.0)
+
+
+def test_a_copy_that_never_comes_is_not_waited_for(
+    asked: Path, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = tmp_path / "gate"
+    gate.mkdir()
+    monkeypatch.setenv(MEASURE_TOGETHER_VARIABLE, f"3:{gate}")
+    train = SlowSteps(clock)
+    prepared(train)
+    with pytest.raises(UsageError, match="1 of 3 copies of this script have come to their first timed step in 60 s"):
+        train.steps(WARM_UP_STEPS)
+    assert not asked.exists()
 
 
 def test_a_script_that_ends_earlier_tells_what_it_can(asked: Path, clock: Clock) -> None:
