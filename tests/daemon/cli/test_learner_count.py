@@ -9,7 +9,7 @@ import pytest
 from meshtrain.cli.planning import learner_count
 from meshtrain.cli.planning.learner_count import time_learners
 from meshtrain.cli.planning.script_profiles import Shipped
-from meshtrain.cli.submission.measuring import NotMeasured
+from meshtrain.cli.submission.measuring import NotMeasured, trace_together
 from meshtrain.cli.submission.shipping import pack
 from meshtrain.cli.ui.errors import CliError
 from meshtrain.cli.ui.progress import Stages
@@ -87,6 +87,25 @@ def test_a_script_that_cannot_be_timed_is_an_error(monkeypatch: pytest.MonkeyPat
         time_learners(shipped(tmp_path), 2, Stages())
     assert raised.value.hint is not None
     assert "python train.py" in raised.value.hint
+
+
+ONE_DIES = """
+import os, time
+from pathlib import Path
+
+try:
+    Path("second").mkdir()
+except FileExistsError:
+    raise SystemExit("no memory") from None
+time.sleep(600)
+"""
+
+
+def test_a_copy_that_dies_ends_all(tmp_path: Path) -> None:
+    """Here one takes hold of something, the other one ends, and nobody waits for the first."""
+    (tmp_path / "train.py").write_text(ONE_DIES)
+    with pytest.raises(NotMeasured, match=r"ended with exit code 1 before its steps were timed(.|\n)*no memory"):
+        trace_together(tmp_path, "train.py", (), {}, None, 2, 1, Stages())
 
 
 SLEEPING = """
