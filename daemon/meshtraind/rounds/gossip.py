@@ -104,7 +104,7 @@ class Gossip:
         """The learner is in this turn now; what is left of the one before is dropped."""
         self._stop_sending()
         self._turn = turn = Turn(message.round, message.turn)
-        self._coming = {key: each for key, each in self._coming.items() if self._is_due(key[0])}
+        self._drop_what_is_over()
         around = self._neighbours(turn) if self._is_due(turn) else ()
         self._asked = tuple(one for one in around if one.rank in self._links)
         self._turns += 1
@@ -194,7 +194,10 @@ class Gossip:
         turn, piece = self._landing.pop(sender, (NO_TURN, bytearray()))
         if turn != (header.round, header.step) or not self._is_due(turn):
             return
-        coming = self._coming.setdefault((turn, sender), _Arriving(self._slot(turn, sender)))
+        if (turn, sender) not in self._coming:
+            self._drop_what_is_over()
+            self._coming[turn, sender] = _Arriving(self._slot(turn, sender))
+        coming = self._coming[turn, sender]
         if header.first_segment in coming.pieces:
             return
         vector = self._slots.mixed(coming.slot)
@@ -211,6 +214,10 @@ class Gossip:
         computes_for = self._rounds.decided + 1
         comes = self._generation is not None and turn != self._left
         return comes and turn.round == computes_for and max(1, now) <= turn.number <= now + 1
+
+    def _drop_what_is_over(self) -> None:
+        """Rounds may end without this learner, which then begins no turn in them."""
+        self._coming = {key: each for key, each in self._coming.items() if self._is_due(key[0])}
 
     def _has_come(self, one: Partner) -> bool:
         coming = self._coming.get((self._turn, one.rank))

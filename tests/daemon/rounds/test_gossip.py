@@ -204,6 +204,19 @@ def test_the_first_turn_of_a_period_is_heard_before_it_begins_here() -> None:
     assert daemon.slots[daemon.news[-1].shown[0].slot] == bytes([5] * VECTOR)
 
 
+def test_what_came_in_rounds_that_ended_without_this_learner_is_forgotten() -> None:
+    """One that waits for its data is shown the first turn of each round, and begins none: nothing of that adds up."""
+    daemon, taken = Daemon(), 0
+    for daemon.decided in range(ROUND, ROUND + 50):
+        round_ = daemon.decided + 1
+        partner = {0: 1, 1: 2}[(round_ + 1) % 2]
+        taken += daemon.hear_all(partner, 1, 5, round_) == [None] * 3
+        assert len(daemon.gossip._coming) == 1
+    assert taken == 50
+    daemon.begin(1, round_=round_)
+    assert len(daemon.news[-1].shown) == 1
+
+
 def test_a_piece_that_lands_when_its_turn_is_over_touches_no_slot() -> None:
     """G8: the link was slow, and two turns later another partner's lies in the same slot."""
     daemon = Daemon(learning=tuple(range(8)))
