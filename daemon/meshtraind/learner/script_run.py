@@ -1,8 +1,8 @@
 """Runs a job's script: the main program of its process, run by path, which then is the script to all purposes.
 
 Beyond what Python itself does it tells the daemon of the exception that ends the script, frames that exception in the
-log (`meshwire.jobs.script_log`), lets a full disk cost what is printed and no more, and gives torch the process groups
-of the mesh.
+log (`meshwire.jobs.script_log`), lets a full disk cost what is printed and no more, gives torch the process groups of
+the mesh, and leaves its compiler to scripts that compile something.
 """
 
 import sys
@@ -18,9 +18,10 @@ import importlib.util
 import os
 import traceback
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
+from meshtraind.learner import late_compiler
 from meshtraind.learner.script_error import ScriptError
 from meshtraind.learner.script_output import survive_full_disks
 from meshtraind.machine.control_pipe import hear_daemon
@@ -111,28 +112,39 @@ def module_name(script: str) -> str:
 
 def provide_process_groups() -> None:
     """Makes torch's process groups those of the mesh, once the script imports them; torch is not imported for that."""
-    sys.meta_path.insert(0, _Providing())
+    sys.meta_path.insert(0, _Changing({PROCESS_GROUPS: _masquerade}))
 
 
-class _Providing(importlib.abc.MetaPathFinder):
-    """Finds the one module as Python does, and changes it once it has been executed."""
+def import_compiler_late() -> None:
+    """torch's compiler is left out until the script needs it; torch is not imported for that."""
+    sys.meta_path.insert(0, _Changing(late_compiler.CHANGES))
+
+
+def _masquerade(module: types.ModuleType) -> None:
+    importlib.import_module("meshtrain.masquerade").install(module)
+
+
+class _Changing(importlib.abc.MetaPathFinder):
+    """Finds some modules as Python does, and changes each once it has been executed."""
+
+    def __init__(self, changes: Mapping[str, Callable[[types.ModuleType], None]]) -> None:
+        self._changes = changes
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != PROCESS_GROUPS:
+        if fullname not in self._changes:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is None or spec.loader is None:
             return spec
-        execute = spec.loader.exec_module
+        execute, change = spec.loader.exec_module, self._changes[fullname]
 
-        def replacing(module: types.ModuleType) -> None:
+        def changing(module: types.ModuleType) -> None:
             execute(module)
-            masquerade = importlib.import_module("meshtrain.masquerade")
-            masquerade.install(module)
+            change(module)
 
-        spec.loader.exec_module = replacing  # type: ignore[method-assign]
+        spec.loader.exec_module = changing  # type: ignore[method-assign]
         return spec
 
 
@@ -158,6 +170,7 @@ def main(arguments: list[str]) -> None:
     sys.path.insert(0, str(Path.cwd() if as_module else path.parent))
     if not alone:
         provide_process_groups()
+    import_compiler_late()
     survive_full_disks()
     hear_daemon()
     reporting = Reporting(Path(record), Path.cwd())
