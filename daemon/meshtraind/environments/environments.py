@@ -13,6 +13,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, version
 from itertools import takewhile
 from pathlib import Path
@@ -86,12 +87,15 @@ class Environments:
         await asyncio.to_thread(_remove, folder)
         await asyncio.to_thread(folder.parent.mkdir, mode=0o700, parents=True, exist_ok=True)
         try:
-            made = [sys.executable, "-m", "venv", str(folder)]
+            parents = await asyncio.to_thread(_parents)
+            # A pip that the environment sees anyway need not be copied into it, which takes most of the time.
+            without = [] if PathFinder.find_spec("pip", parents) is None else ["--without-pip"]
+            made = [sys.executable, "-m", "venv", *without, str(folder)]
             if wrong := await _run(made, folder.with_suffix(".log"), began_s, told):
                 raise RequestFailed(
                     f"python -m venv has failed ({wrong}); on Debian and Ubuntu: apt install python3-venv"
                 )
-            wanted = await asyncio.to_thread(_prepare, folder, requirements)
+            wanted = await asyncio.to_thread(_prepare, folder, parents, requirements)
             installs = [str(_python_in(folder)), "-m", "pip", "install", "--no-input", *wanted]
             if wrong := await _run(installs, folder.with_suffix(".log"), began_s, told):
                 raise RequestFailed(
@@ -135,10 +139,14 @@ def _is_complete(folder: Path) -> bool:
     return True
 
 
-def _prepare(folder: Path, requirements: Sequence[str]) -> list[str]:
+def _parents() -> list[str]:
+    """Where this daemon's Python has its packages."""
+    return [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else ())]
+
+
+def _prepare(folder: Path, parents: Sequence[str], requirements: Sequence[str]) -> list[str]:
     """Lets the environment see what this daemon's Python has, and returns what pip is to be given: files, so that no
     requirement can be an option."""
-    parents = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else ())]
     own = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder), "platbase": str(folder)}))
     # addsitedir, and not the path alone: it reads the .pth files that lie there, of packages installed for editing.
     lines = [f"import site; site.addsitedir({parent!r})\n" for parent in parents]

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,26 @@ def test_each_list_has_an_environment_of_its_own_in_whatever_order(tmp_path: Pat
     assert python_of(tmp_path, ("wandb", "einops")) == python_of(tmp_path, ("einops", "wandb"))
 
 
+@pytest.mark.asyncio
+@pytest.mark.parametrize("has", [True, False])
+async def test_pip_is_copied_only_where_the_daemons_packages_have_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has: bool
+) -> None:
+    """Copying it takes longer than all else."""
+    ran: list[Sequence[str]] = []
+
+    async def run(argv: Sequence[str], *_rest: object) -> str:
+        ran.append(argv)
+        return "enough is seen"
+
+    (tmp_path / "packages" / ("pip" if has else "another")).mkdir(parents=True)
+    monkeypatch.setattr(module, "_parents", lambda: [str(tmp_path / "packages")])
+    monkeypatch.setattr(module, "_run", run)
+    with pytest.raises(RequestFailed, match="enough is seen"):
+        await Environments(tmp_path).make(("meshtinypackage",), ignored)
+    assert ("--without-pip" in ran[0]) == has
+
+
 @pytest.mark.slow
 @pytest.mark.asyncio
 async def test_an_environment_has_what_was_asked_for_beside_what_the_daemon_has(tmp_path: Path, index: Path) -> None:
@@ -86,6 +107,7 @@ async def test_an_environment_has_what_was_asked_for_beside_what_the_daemon_has(
     assert said(python, "import meshtinypackage; print(meshtinypackage.ANSWER)") == "42"
     ours = "import numpy, meshwire, sys; print(numpy.__file__, meshwire.__file__)"
     assert said(python, ours) == said(Path(sys.executable), ours)
+    assert not list(python.parents[1].rglob("pip")), "it installs by the daemon's"
     # It is found again, also by a daemon that has begun since, and its list in another order; nothing is installed.
     began_s = time.monotonic()
     (index / "meshtinypackage-1.0-py3-none-any.whl").unlink()
