@@ -1,5 +1,6 @@
 """`submit`: packs the working directory, hands it to the daemon, and follows the job."""
 
+import os
 import shlex
 import sys
 import tempfile
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshtrain.cli.planning.job_choice import JobChoice, choose
-from meshtrain.cli.planning.learner_count import learners_wanted, time_learners, usable_cores
+from meshtrain.cli.planning.learner_count import learners_wanted, time_learners
 from meshtrain.cli.planning.script_profiles import Shipped
 from meshtrain.cli.submission.dry_run import MemoryNeeds, memory_of_members, show_dry_run
 from meshtrain.cli.submission.measuring import NotMeasured, measure
@@ -435,7 +436,7 @@ def submit(
         )
         if learners_count is None:
             with Stages() as stages:
-                timed = time_learners(shipped, usable_cores(), stages)
+                timed = time_learners(shipped, os.cpu_count() or 1, stages)
             learners_count = timed.count
             say(timed.sentence())
             if learners_count > 1:

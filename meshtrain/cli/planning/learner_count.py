@@ -1,7 +1,5 @@
 """`submit --learners N` and `--learners auto`: how many learners each laptop has, where it is to be found out."""
 
-import os
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,11 +91,6 @@ def time_learners(shipped: Shipped, cores: int, stages: Stages) -> TimedLearners
     if best_learners(found) == most and 2 * most > cores:
         return TimedLearners(found, f"there are {cores} cores" if cores > 1 else "there is one core")
     return TimedLearners(found)
-
-
-def usable_cores() -> int:
-    """How many this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def _free_bytes() -> int:
