@@ -114,10 +114,13 @@ def _profile(journal: Journal) -> Iterator[str]:
         return
     useful, learners, daemons = ([f"{value:.2f}" for value in each] for each in laptops)
     waits = [f"{1 - one - other:.2f}" for one, other in zip(*laptops[1:], strict=True)]
-    yield "- **Where the rest is**, by rank, of each laptop's share of a core: the learner computes "
+    yield "- **Where the rest is**, by rank, of each laptop's share of a core: the learner computes"
     yield f"  {', '.join(learners)} (what its samples take alone: {', '.join(useful)}), its daemon"
     yield f"  {', '.join(daemons)}, and nothing for {', '.join(waits)}, as it waits for a round or stands"
-    yield "  between two slices of its share."
+    costs = ", ".join(f"{learner / use:.2f}" for use, learner in zip(*laptops[:2], strict=True))
+    yield "  between two slices of its share. A sample takes as much more processor time as alone, where batches have"
+    yield f"  128 samples: {costs}. A part of a step takes as long whatever its batch, so that small batches are dear,"
+    yield "  and the others wait for the laptop that has them; what is planned takes times to grow with batches."
 
 
 def _verdict(values: Sequence[float], least: float) -> str:
