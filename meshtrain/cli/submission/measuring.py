@@ -166,10 +166,10 @@ def trace_together(
 
     Args and raises as `measure`.
     """
-    runs = "running" if copies == 1 else f"running {copies} times beside each other"
+    running = f"running {script}" if copies == 1 else f"running {copies} copies of {script} beside each other"
     awaited = _Awaited(
         script,
-        f"{runs} {script} for a few steps, to see how many learners pay",
+        f"{running} for a few steps, to see how many learners pay",
         f"before its steps were timed, {TRACED_STEPS_MIN} behind mt.prepare at least",
         f"{copies} x {script} have not taken {TRACED_STEPS_MIN} steps in {MEASURE_TIMEOUT_S:.0f} s",
         "--learners with a number, or smaller batches",
