@@ -1,7 +1,7 @@
 """What a codec and a mode cost in loss at equal samples, as far as this project has measured it.
 
 One table; each row names the file under `tests/bench/results` that it is from, and a test compares it with that file.
-What is not in it was not measured, and counts as `fast`.
+What is not in it was not measured, and counts as `fast`. No codec is safer than fp32 is in the same mode.
 """
 
 from collections.abc import Mapping
@@ -55,14 +55,15 @@ _ROWS = (
     ("fp32", "bsp", _EXACT, 0.0, "demo_matrix.md"),
     ("fp16", "bsp", _EXACT, 0.0, "demo_matrix.md"),
     ("bf16", "bsp", _EXACT, 0.0, "demo_matrix.md"),
-    ("fp32", "ssp:2", _SAFE, 0.0200, "staleness_seeds.md"),
+    ("fp32", "ssp:1", _FAST, 0.0249, "modes.md"),
+    ("fp32", "ssp:2", _FAST, 0.0488, "modes.md"),
     ("int8", "bsp", _SAFE, 0.0125, _CODECS),
     ("int8:sr", "bsp", _SAFE, 0.0156, _CODECS),
     ("int4:sr", "bsp", _SAFE, 0.0177, _CODECS),
     ("int4", "bsp", _SAFE, 0.0000, _CODECS),
     ("nf4", "bsp", _SAFE, 0.0117, _CODECS),
-    ("int8", "ssp:2", _SAFE, 0.0859, _CODECS),
-    ("int4", "ssp:2", _SAFE, 0.0209, _CODECS),
+    ("int8", "ssp:2", _FAST, 0.0859, _CODECS),
+    ("int4", "ssp:2", _FAST, 0.0209, _CODECS),
     ("qsgd", "bsp", _FAST, 0.0200, _CODECS),
     ("twobit", "bsp", _FAST, 0.0638, _CODECS),
     ("terngrad", "bsp", _FAST, 0.0667, _CODECS),

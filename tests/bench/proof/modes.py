@@ -23,7 +23,7 @@ MEMBERS = len(NAMES)
 AFTER = 40  # steps in step before post-local SGD begins its periods
 # Add a mode here: all else follows. The codec is the mode's own, fp32 where it has none.
 MODES = (
-    *("bsp", "ssp:2", "local:8", f"local:8,after={AFTER}", "local:8,ssp:1"),
+    *("bsp", "ssp:1", "ssp:2", "local:8", f"local:8,after={AFTER}", "local:8,ssp:1"),
     *("local:8,gossip=2", "local:8,stream=8,random"),
     *("diloco:8", "diloco:8,stream=4,tau=2", "sma:8", "sparseloco:8", "muloco:8", "demo"),
 )
@@ -61,7 +61,8 @@ EXPECTED = (
     "steps, is behind on so short a training. In seconds at 20 Mbit/s what sends least wins all the same; at 150 "
     "Mbit/s the models are so small that local:8,ssp:1, which hides the exchange, is enough. Gossip within periods "
     "takes local:8 half of the way to bsp, for three times the bytes; an eighth of all weights, drawn behind each "
-    "step, and sma:8 are as good as local:8 is; parts of diloco:8 in turns with a delay are a little behind diloco:8."
+    "step, and sma:8 are as good as local:8 is; parts of diloco:8 in turns with a delay are a little behind diloco:8. "
+    "ssp:1, tried when ssp:2 was found 0.05 behind bsp on the text, is behind by half of that."
 )
 
 

@@ -162,7 +162,7 @@ def turns_of(sync: SyncSettings, *, short: bool) -> tuple[int, int, int]:
 
 def _measured(shared: LocalPlace, mbit: float, way: Way) -> Callable[[int, bool], Figures]:
     def measured(_repeat: int, short: bool) -> Figures:
-        planner = Planner.here(PACED, shared.scratch() / "prices")
+        planner = Planner.here(PACED, shared.scratch() / "prices", timed=True)
         price = way.price(planner, Net(mbit, shared=False).network(MEMBERS))
         warm_up, steps, turns = turns_of(price.settings.sync, short=short)
         with ExitStack() as stack:

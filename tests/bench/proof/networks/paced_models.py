@@ -4,12 +4,16 @@ Parameters have the shapes of the real model, gradients are noise, and a step is
 two cores cannot compute four of them.
 """
 
+import shutil
+import tempfile
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from meshtrain.cli.planning.codec_prices import ProcessorPrices, processor_prices
+from meshtrain.cli.submission.measuring import trace
 from meshtrain.cli.ui.progress import Stages
 from meshtrain.demo.localmesh import LocalDaemon
 from meshtrain.train.model.tensors import build
@@ -21,6 +25,7 @@ from meshwire.planning.network import NO_WORK, Network, cables, cell
 from meshwire.planning.price import CodecPrice, JobSettings, Price, Pricing
 from meshwire.planning.quality import EVIDENCE, Quality
 from meshwire.planning.step_trace import StepTrace
+from tests.bench.goals import learnerturns
 from tests.bench.goals.learnerturns import Paced, made
 from tests.bench.goals.sides import Place, Side, Work
 
@@ -36,6 +41,23 @@ DDP_PLANNED = {
     "DDP, PowerSGD hook": str(parse_codec(f"powersgd:{HOOK_RANK}")),
 }
 QUALITIES = (Quality.SAFE, Quality.FAST)
+
+# What `submit` would time: a learner's steps, as `learnerturns` takes them.
+SCRIPT = """
+import sys
+import torch
+import meshtrain as mt
+from learnerturns import loss_of, made
+
+task = made(sys.argv[1], 0, None)
+model, optimizer = mt.prepare(task.model, task.optimizer)
+torch.set_num_threads(1)
+batch = task.dealt(0, 0, 1)
+for step in mt.steps(1000):
+    optimizer.zero_grad()
+    loss_of(model, batch(step)).backward()
+    optimizer.step()
+"""
 
 
 @dataclass(frozen=True)
@@ -103,29 +125,44 @@ def step_of(model: Model, manifest: ModelManifest) -> StepTrace:
     )
 
 
+@cache
+def timed_step(model: Model) -> StepTrace:
+    """As `submit` times it: what a learner computes on this machine behind its passes is on top of what is stated.
+    Raises NotMeasured, CliError."""
+    with tempfile.TemporaryDirectory(prefix="meshtrain-") as name, Stages() as stages:
+        folder = Path(name)
+        shutil.copy(learnerturns.__file__, folder / "learnerturns.py")
+        (folder / "train.py").write_text(SCRIPT)
+        step = trace(folder, "train.py", (model.paced,), {"OMP_NUM_THREADS": "1"}, None, stages).step
+    return step.model_copy(update={"samples": SAMPLES, "threads": THREADS})
+
+
 class Planner:
     """Prices a paced model on any network.
 
     Args:
         prices: of this processor.
+        step: how it steps; None: as it is stated.
     """
 
-    def __init__(self, model: Model, prices: ProcessorPrices) -> None:
+    def __init__(self, model: Model, prices: ProcessorPrices, step: StepTrace | None = None) -> None:
         manifest = manifest_of(model)
         self.model = model
         self._work = prices.work
-        self._step = step_of(model, manifest)
+        self._step = step if step is not None else step_of(model, manifest)
         self._pricing = Pricing(manifest, prices.codecs)
         free = {name: CodecPrice(0.0, 0.0, price.filled) for name, price in prices.codecs.items()}
         self._of_ddp = Pricing(manifest, free)
         self._settings = list(legal_settings(manifest))
 
     @classmethod
-    def here(cls, model: Model, folder: Path) -> "Planner":
-        """Measures what codecs cost here, once for a folder. Raises CliError."""
+    def here(cls, model: Model, folder: Path, *, timed: bool = False) -> "Planner":
+        """Measures what codecs cost here, once for a folder, and how the model steps if it is to be `timed`. Raises
+        NotMeasured, CliError."""
         codecs = dict.fromkeys([*DDP_PLANNED.values(), *(tried.codec for tried in EVIDENCE)])
         with Stages() as stages:
-            return cls(model, processor_prices(list(codecs), folder, stages))
+            prices = processor_prices(list(codecs), folder, stages)
+        return cls(model, prices, timed_step(model) if timed else None)
 
     @property
     def parameters(self) -> int:

@@ -129,7 +129,8 @@ def _lines(journal: Journal) -> Iterator[str]:
     yield from ("python -m tests.bench.proof --page", "```", "")
     yield f"Real daemons with TLS in the lab train learners whose computing is paced: {VALUES / 1e6:g} M values with"
     yield f"steps of {1000 * STEP_S:g} ms here, and the models of [WiFi](wifi.md) and of [others' grid](grid.md). The"
-    yield "prices are those of `whatif` and `plan`; nothing of them was fitted to these jobs. *of one*: samples a"
+    yield "prices are those of `whatif` and `plan`, and a learner's steps are timed as `submit` times a script's; nothing"
+    yield "of them was fitted to these jobs. *of one*: samples a"
     yield "second of all, in those of one laptop alone. All laptops share two cores here; predictions are of laptops"
     yield "that do not: where all daemons compute at once, most so on fast links, jobs take longer than predicted."
     yield from ("", f"**Expected, before it ran.** {EXPECTED}", "")

@@ -116,7 +116,7 @@ def _curves(planner: Planner, rates: Sequence[float]) -> Iterator[tuple[str, lis
 
 def _measured(shared: LocalPlace, name: str, net: Net, members: int) -> Callable[[int, bool], Figures]:
     def measured(_repeat: int, short: bool) -> Figures:
-        planner = Planner.here(model_of(name), shared.scratch() / "prices")
+        planner = Planner.here(model_of(name), shared.scratch() / "prices", timed=True)
         return in_the_lab(planner, net, members, short)
 
     return measured
