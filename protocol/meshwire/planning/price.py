@@ -195,6 +195,7 @@ class Pricing:
             mixed = self._mixed(settings, len(steps), network)
             step_s += turns * min(mixed.turn_s, compute_s) / period
             busy_s += turns * mixed.link_s / period
+            step_s = max(step_s, busy_s)  # the round comes behind it on the same links
             sent, received = (tuple(each + turns * mixed.bytes / period for each in of) for of in (sent, received))
         alone_s = min(step.alone_s for step in steps)
         return Price(

@@ -15,7 +15,7 @@ class Quality(StrEnum):
     """How sure it is that a job learns as it would with the exact mean after every step."""
 
     EXACT = "exact"  # it computes that mean, but for rounding
-    SAFE = "safe"  # its loss was within the noise of the seeds, in every experiment
+    SAFE = "safe"  # its loss was within the noise of the exact mean's own seeds, in every experiment
     FAST = "fast"  # it was behind in one of them, or was not measured
 
     def allows(self, other: "Quality") -> bool:
@@ -55,7 +55,7 @@ _ROWS = (
     ("fp32", "bsp", _EXACT, 0.0, "demo_matrix.md"),
     ("fp16", "bsp", _EXACT, 0.0, "demo_matrix.md"),
     ("bf16", "bsp", _EXACT, 0.0, "demo_matrix.md"),
-    ("fp32", "ssp:1", _FAST, 0.0249, "modes.md"),
+    ("fp32", "ssp:1", _FAST, 0.0516, "modes.md"),
     ("fp32", "ssp:2", _FAST, 0.0488, "modes.md"),
     ("int8", "bsp", _SAFE, 0.0125, _CODECS),
     ("int8:sr", "bsp", _SAFE, 0.0156, _CODECS),

@@ -87,9 +87,17 @@ def test_who_mixes_within_a_period_sends_whole_vectors_and_waits_for_a_step_at_m
         price(job_settings("int8", sync), network) for sync in ("local:8,gossip=2,over=ring", "local:8,gossip=2")
     )
     assert ring.sent_bytes[0] - half.sent_bytes[0] == pytest.approx(3 * VECTOR_BYTES / 2 / 8, rel=0.001)
-    slow = quick(cables(4, VECTOR_BYTES / 100, 0.0))
+    slow = quick(cables(4, VECTOR_BYTES / 1.0, 0.0))
     alone, pairs = (price(job_settings("fp32", sync), slow) for sync in ("local:8", "local:8,gossip=2"))
     assert pairs.step_s - alone.step_s == pytest.approx(3 * step().alone_s / 8)
+
+
+def test_what_is_mixed_and_not_waited_for_is_still_sent_before_the_round() -> None:
+    """Three vectors and the ring's one and a half, of 10 s each, in a period that computes for 3 s."""
+    slow = quick(cables(4, VECTOR_BYTES / 10, 0.0))
+    found = price(job_settings("fp32", "local:8,gossip=2"), slow)
+    assert found.step_s == pytest.approx(45 / 8, rel=0.01)
+    assert found.link_part == pytest.approx(1.0)
 
 
 def test_weights_that_are_mixed_cross_the_air_of_a_cell_twice() -> None:
