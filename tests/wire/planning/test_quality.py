@@ -34,7 +34,7 @@ def measured_losses() -> dict[tuple[str, Tried], list[float]]:
 
 
 def losses_of_modes() -> dict[tuple[str, str], list[float]]:
-    """Held-out losses of four members by model and mode, of all seeds, with the mode's own codec; the newest of each."""
+    """Held-out losses of four members by model and mode, of all seeds, with the mode's own codec."""
     found: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
     for line in (RESULTS / "proof.jsonl").read_text().splitlines():
         entry = json.loads(line)

@@ -129,10 +129,10 @@ def _lines(journal: Journal) -> Iterator[str]:
     yield from ("python -m tests.bench.proof --page", "```", "")
     yield f"Real daemons with TLS in the lab train learners whose computing is paced: {VALUES / 1e6:g} M values with"
     yield f"steps of {1000 * STEP_S:g} ms here, and the models of [WiFi](wifi.md) and of [others' grid](grid.md). The"
-    yield "prices are those of `whatif` and `plan`, and a learner's steps are timed as `submit` times a script's; nothing"
-    yield "of them was fitted to these jobs. *of one*: samples a"
-    yield "second of all, in those of one laptop alone. All laptops share two cores here; predictions are of laptops"
-    yield "that do not: where all daemons compute at once, most so on fast links, jobs take longer than predicted."
+    yield "prices are those of `whatif` and `plan`, and a learner's steps are timed as `submit` times a script's;"
+    yield "nothing of them was fitted to these jobs. *of one*: samples a second of all, in those of one laptop alone."
+    yield "All laptops share two cores here; predictions are of laptops that do not: where all daemons compute at once,"
+    yield "most so on fast links, jobs take longer than predicted."
     yield from ("", f"**Expected, before it ran.** {EXPECTED}", "")
     found = cells(journal)
     if not found:
