@@ -25,12 +25,12 @@ def loss_at(curve: Curve, steps: float) -> float:
     return curve[-1][1]
 
 
-def noise(losses: Sequence[float], base: Sequence[float]) -> float | None:
-    """Of the difference of two means; None of a single seed."""
-    if min(len(losses), len(base)) < 2:
+def noise(base: Sequence[float]) -> float | None:
+    """Two standard errors of the difference between two trainings as the base's seeds are; None of a single seed. What
+    scatters more than the base is not nearer to it for that."""
+    if len(base) < 2:
         return None
-    squares = statistics.variance(losses) / len(losses) + statistics.variance(base) / len(base)
-    return float(NOISE_FACTOR * squares**0.5)
+    return float(NOISE_FACTOR * (2 * statistics.variance(base) / len(base)) ** 0.5)
 
 
 def mean_curve(curves: Sequence[Curve]) -> list[tuple[float, float]]:

@@ -1,5 +1,6 @@
 """The page of every mode, and its pictures, from what is measured."""
 
+import math
 import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -61,7 +62,9 @@ def ways(journal: Journal, one: Set) -> dict[str, Way]:
         if not entries:
             continue
         curves = [list(zip(each.figures["step"], each.figures["loss"], strict=True)) for each in entries]
-        sent = statistics.mean(journal.figures(case_name(one.model, mode), "sent_bytes"))  # of all, a step
+        # Of all, a step. A job of a few seconds is over before its sockets are counted twice: then, what was encoded.
+        counted = [each for each in journal.figures(case_name(one.model, mode), "sent_bytes") if not math.isnan(each)]
+        sent = statistics.mean(counted or journal.figures(case_name(one.model, mode), "payload_bytes"))
         found[mode] = Way(
             mode,
             tuple(each.figures["loss"][-1] for each in entries),
@@ -86,8 +89,10 @@ def page(journal: Journal) -> str:
         "",
         f"Jobs of {MEMBERS} real daemons on loopback, all replicas bit-equal. The codec is the mode's own, fp32 where",
         "it has none; the inner learning rate is bsp's, tuned for no mode. Loss: held-out, of the base, in nats, the",
-        "mean and each seed's. *noise*: two standard errors of the difference. *MB*: that a member sends in the whole",
-        "job, all headers included. `demo` takes its own steps, with SGD at 1e-3, and `muloco` Muon and AdamW at 2e-3.",
+        "mean and each seed's. The seeds' noise: two standard errors of the difference of two means as bsp's is; what",
+        "scatters more is not nearer to it for that. *MB*: that a member sends in the whole job, all headers included,",
+        "but of a job that was over before that was counted twice, when it is what was encoded. `demo` takes its own",
+        "steps, with SGD at 1e-3, and `muloco` Muon and AdamW at 2e-3.",
         "",
         f"*time to target*: planned, in a WiFi cell whose air carries so many Mbit/s for all ({1000 * RTT_S:g} ms),",
         f"until the loss that bsp has after {TARGET_PART:.0%} of its samples. Each laptop computes as one core of this",
@@ -114,7 +119,7 @@ def _section(journal: Journal, one: Set, found: Mapping[str, Way]) -> Iterator[s
     yield ""
     yield f"![Loss by samples, bytes and seconds](modes_{one.model}.svg)"
     yield ""
-    heads = ["mode", "loss (seeds)", "- bsp", "noise", "MB", *(f"to target, {mbit:g} Mbit/s" for mbit in MBIT)]
+    heads = ["mode", "loss (seeds)", "- bsp", "MB", *(f"to target, {mbit:g} Mbit/s" for mbit in MBIT)]
     yield f"| {' | '.join(heads)} |"
     yield f"|{'---|' * len(heads)}"
     base = found.get(BASE)
@@ -124,7 +129,7 @@ def _section(journal: Journal, one: Set, found: Mapping[str, Way]) -> Iterator[s
     alone_s = journal.figures(steps_name(one.model), "alone_all_s")
     if alone_s and target is not None:
         text = f"{_seconds(alone_s[-1] * TARGET_PART * one.steps)}"
-        yield f"| one laptop alone | as bsp | | | 0 | {' | '.join([text] * len(MBIT))} |"
+        yield f"| one laptop alone | as bsp | | 0 | {' | '.join([text] * len(MBIT))} |"
     yield ""
     if base is not None and target is not None:
         yield from (f"- {line}" for line in verdicts(one, found, target, alone_s[-1] if alone_s else None))
@@ -132,11 +137,9 @@ def _section(journal: Journal, one: Set, found: Mapping[str, Way]) -> Iterator[s
 
 
 def _row(one: Set, way: Way, base: Way | None, target: float | None) -> list[str]:
-    behind, within = "", ""
+    behind = ""
     if base is not None and way.mode != BASE:
-        apart = noise(way.losses, base.losses)
         behind = f"{statistics.mean(way.losses) - statistics.mean(base.losses):+.3f}"
-        within = "-" if apart is None else f"{apart:.3f}"
     reached = None if target is None else steps_to(way.curve, target)
     if reached is None:
         times = ["not reached"] * len(MBIT)
@@ -144,7 +147,7 @@ def _row(one: Set, way: Way, base: Way | None, target: float | None) -> list[str
         times = [_seconds(way.seconds(reached, mbit)) if mbit in way.step_s else "" for mbit in MBIT]
     losses = " ".join(f"{loss:.3f}" for loss in way.losses)
     megabytes = f"{way.sent_bytes(one.steps) / 1e6:.2f}"
-    return [f"`{way.mode}`", f"{statistics.mean(way.losses):.3f} ({losses})", behind, within, megabytes, *times]
+    return [f"`{way.mode}`", f"{statistics.mean(way.losses):.3f} ({losses})", behind, megabytes, *times]
 
 
 def verdicts(one: Set, found: Mapping[str, Way], target: float, alone_s: float | None) -> Iterator[str]:
@@ -152,13 +155,14 @@ def verdicts(one: Set, found: Mapping[str, Way], target: float, alone_s: float |
     base = found[BASE]
     losing: list[str] = []
     level: list[str] = []
+    apart = noise(base.losses)
     for way in found.values():
         if way.mode == BASE:
             continue
-        apart = noise(way.losses, base.losses)
         behind = statistics.mean(way.losses) - statistics.mean(base.losses)
         (losing if behind > (apart or 0.0) else level).append(f"`{way.mode}`")
-    yield f"**Loses per sample**, by more than the seeds' noise: {', '.join(losing) or 'none'}."
+    told = "" if apart is None else f" ({apart:.3f})"
+    yield f"**Loses per sample**, by more than the seeds' noise{told}: {', '.join(losing) or 'none'}."
     yield f"Within the noise of bsp, or better: {', '.join(level) or 'none'}."
     for mbit in MBIT:
         reached = {}

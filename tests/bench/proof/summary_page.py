@@ -155,7 +155,7 @@ def _modes(journal: Journal) -> Iterator[Claim]:
         if base is None:
             continue
         behind = {mode: mean(way.losses) - mean(base.losses) for mode, way in found.items() if mode != BASE}
-        losing = {mode: nats for mode, nats in behind.items() if nats > (noise(found[mode].losses, base.losses) or 0.0)}
+        losing = {mode: nats for mode, nats in behind.items() if nats > (noise(base.losses) or 0.0)}
         level = [mode for mode in behind if mode not in losing]
         name = one.about.partition(":")[0]
         if level:

@@ -61,8 +61,8 @@ def test_the_page_says_where_a_mode_loses_per_sample_and_where_it_wins_in_time(t
     seeds = [losses(BASE, 2.0), losses(BASE, 2.02), losses("local:8", 2.5), losses("local:8", 2.52)]
     journal = filled(tmp_path, *seeds, step_times(0.5, bsp=1.0, local_8=0.1))
     text = modes_page.page(journal)
-    assert "| `local:8` | 2.510 (2.500 2.520) | +0.500 | 0.028 |" in text
-    assert "**Loses per sample**, by more than the seeds' noise: `local:8`." in text
+    assert "| `local:8` | 2.510 (2.500 2.520) | +0.500 |" in text
+    assert "**Loses per sample**, by more than the seeds' noise (0.028): `local:8`." in text
     # bsp has 3.005 after half of its 120 steps, local:8 after 80.13 of them.
     assert (
         "first at the target, after 8.0 s, bsp after 60.0 s. **Slower than one laptop alone** (30.0 s): `bsp`." in text
@@ -72,8 +72,13 @@ def test_the_page_says_where_a_mode_loses_per_sample_and_where_it_wins_in_time(t
 def test_what_is_within_the_noise_of_the_seeds_does_not_lose(tmp_path: Path) -> None:
     journal = filled(tmp_path, losses(BASE, 2.0), losses(BASE, 2.4), losses("ssp:2", 2.1), losses("ssp:2", 2.5))
     text = modes_page.page(journal)
-    assert "by more than the seeds' noise: none." in text
+    assert "by more than the seeds' noise (0.566): none." in text
     assert "Within the noise of bsp, or better: `ssp:2`." in text
+
+
+def test_what_scatters_more_than_bsp_does_is_not_level_for_that(tmp_path: Path) -> None:
+    journal = filled(tmp_path, losses(BASE, 2.0), losses(BASE, 2.02), losses("ssp:2", 2.0), losses("ssp:2", 3.0))
+    assert "by more than the seeds' noise (0.028): `ssp:2`." in modes_page.page(journal)
 
 
 def test_a_mode_that_never_gets_there_is_named(tmp_path: Path) -> None:

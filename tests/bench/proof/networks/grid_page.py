@@ -173,7 +173,7 @@ def _losses(journal: Journal) -> Iterator[str]:
     size = f"the demo's GPT ({parameters[0] / 1e6:.2f} M parameters)" if parameters else "the demo's GPT"
     yield f"{size[0].upper()}{size[1:]} on the text of Python's standard library: {MEMBERS} real learners, {STEPS}"
     yield "steps each, AdamW at 2e-3 that rises in the first twentieth and falls to 0 by a cosine; the rate is bsp's,"
-    yield "tuned for no other. *noise*: two standard errors of the difference of the seeds' means."
+    yield "tuned for no other. *noise*: two standard errors of the difference of two means of bsp's seeds."
     yield from ("", f"**Expected.** {EXPECTED_LOSS}", "", f"![Loss by steps]({LOSS_PICTURE})", "")
     yield from ("| | loss (seeds) | by bsp's | noise | within |", f"|{'---|' * 5}")
     for way in TRAINED:
@@ -181,7 +181,7 @@ def _losses(journal: Journal) -> Iterator[str]:
         if not own or not base:
             yield f"| `{way.name}` | not measured | | | |"
             continue
-        apart = noise(own, base)
+        apart = noise(base)
         cells = [f"{mean(own):.3f} ({' '.join(f'{loss:.3f}' for loss in own)})", f"{mean(own) / mean(base) - 1:+.2%}"]
         cells.append("-" if apart is None or own is base else f"{apart / mean(base):.2%}")
         cells.append("yes" if within(journal, text_of(way.settings)) else "**no**")

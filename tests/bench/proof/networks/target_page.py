@@ -136,7 +136,7 @@ def reached(journal: Journal, trained: Trained, net: Net) -> dict[str, Reached]:
 def _row(one: Reached, exact: Reached, alone: Reached) -> list[str]:
     if not one.losses:
         return [one.name, f"`{one.settings}`", "not trained", "", "", seconds(one.step_s), "", ""]
-    apart = noise(one.losses, exact.losses)
+    apart = noise(exact.losses)
     step_s = one.step_s / MEMBERS if one is alone else one.step_s
     return [
         one.name,
@@ -164,7 +164,7 @@ def verdict(one: Reached, found: Mapping[str, Reached]) -> str:
     parts.append(_judged(f"{fp16.step_s / one.step_s:.1f} times the fp16 hook", fp16.step_s / one.step_s, FP16_GOAL))
     times = power.step_s / one.step_s
     worse = mean(one.losses) - mean(power.losses)
-    told_apart = worse > (noise(one.losses, power.losses) or 0.0)
+    told_apart = worse > (noise(power.losses) or 0.0)
     met = times >= POWERSGD_GOAL and not told_apart
     said = f"{times:.2f} times the PowerSGD hook, loss {worse:+.3f}"
     said += "" if told_apart else " (within the noise, or better)"
