@@ -2,6 +2,9 @@
 
 One table; each row names the file under `tests/bench/results` that it is from, and a test compares it with that file.
 What is not in it was not measured, and counts as `fast`. No codec is safer than fp32 is in the same mode.
+
+Codecs are judged by `codecs.md` alone. In `target.md`, after 64 steps of ResNet-18, int4 is 0.04 nats behind DDP's fp16
+hook, beyond the noise of the seeds, and level with it on a GPT: the other safe codecs were not tried there.
 """
 
 from collections.abc import Mapping
