@@ -18,7 +18,7 @@ class Quality(StrEnum):
     """How sure it is that a job learns as it would with the exact mean after every step."""
 
     EXACT = "exact"  # it computes that mean, but for rounding
-    SAFE = "safe"  # its loss was within the noise of the exact mean's own seeds, in every experiment
+    SAFE = "safe"  # its loss was within the noise of the exact mean's own seeds wherever it is judged
     FAST = "fast"  # it was behind in one of them, or was not measured
 
     def allows(self, other: "Quality") -> bool:
