@@ -58,13 +58,14 @@ def ways(journal: Journal, one: Set) -> dict[str, Way]:
         return {mbit: planned[key][0] for mbit in MBIT if (key := f"{mode} at {mbit:g}") in planned}
 
     for mode in MODES:
-        entries = journal.of(case_name(one.model, mode))
+        case = case_name(one.model, mode)
+        entries = journal.of(case)
         if not entries:
             continue
         curves = [list(zip(each.figures["step"], each.figures["loss"], strict=True)) for each in entries]
         # Of all, a step. A job of a few seconds is over before its sockets are counted twice: then, what was encoded.
-        counted = [each for each in journal.figures(case_name(one.model, mode), "sent_bytes") if not math.isnan(each)]
-        sent = statistics.mean(counted or journal.figures(case_name(one.model, mode), "payload_bytes"))
+        counted = [each for each in journal.figures(case, "sent_bytes") if not math.isnan(each)]
+        sent = statistics.mean(counted or journal.figures(case, "payload_bytes"))
         found[mode] = Way(
             mode,
             tuple(each.figures["loss"][-1] for each in entries),

@@ -24,7 +24,7 @@ from meshwire.planning.choose import DEFAULT, chosen, job_settings, legal_settin
 from meshwire.planning.network import NO_WORK, Network, cables, cell
 from meshwire.planning.price import CodecPrice, JobSettings, Price, Pricing
 from meshwire.planning.quality import EVIDENCE, Quality
-from meshwire.planning.step_trace import StepTrace
+from meshwire.planning.step_trace import StepTrace, TracedScript
 from tests.bench.goals import learnerturns
 from tests.bench.goals.learnerturns import Paced, made
 from tests.bench.goals.sides import Place, Side, Work
@@ -125,15 +125,21 @@ def step_of(model: Model, manifest: ModelManifest) -> StepTrace:
     )
 
 
+def traced(folder: Path, text: str, option: str) -> TracedScript:
+    """How a script of one argument steps, as `submit` times it; it is written into this folder. Raises NotMeasured,
+    CliError."""
+    (folder / "train.py").write_text(text)
+    with Stages() as stages:
+        return trace(folder, "train.py", (option,), {"OMP_NUM_THREADS": "1"}, None, stages)
+
+
 @cache
 def timed_step(model: Model) -> StepTrace:
     """As `submit` times it: what a learner computes on this machine behind its passes is on top of what is stated.
     Raises NotMeasured, CliError."""
-    with tempfile.TemporaryDirectory(prefix="meshtrain-") as name, Stages() as stages:
-        folder = Path(name)
-        shutil.copy(learnerturns.__file__, folder / "learnerturns.py")
-        (folder / "train.py").write_text(SCRIPT)
-        step = trace(folder, "train.py", (model.paced,), {"OMP_NUM_THREADS": "1"}, None, stages).step
+    with tempfile.TemporaryDirectory(prefix="meshtrain-") as name:
+        shutil.copy(learnerturns.__file__, Path(name) / "learnerturns.py")
+        step = traced(Path(name), SCRIPT, model.paced).step
     return step.model_copy(update={"samples": SAMPLES, "threads": THREADS})
 
 

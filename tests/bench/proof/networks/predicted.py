@@ -12,16 +12,14 @@ from pathlib import Path
 from statistics import fmean
 
 from meshtrain.cli.planning.codec_prices import processor_prices
-from meshtrain.cli.submission.measuring import trace
 from meshtrain.cli.ui.progress import Stages
 from meshwire.messages.local import Watch, Watched
 from meshwire.planning.choose import job_settings
 from meshwire.planning.price import JobSettings, Pricing
-from meshwire.planning.step_trace import TracedScript
 from tests.bench import paced
 from tests.bench.journal import Case, Figures, Section
 from tests.bench.overlap_lab import OverlapError, StationDaemon, linked_stations
-from tests.bench.proof.networks.paced_models import Net
+from tests.bench.proof.networks.paced_models import Net, traced
 from tests.bench.proof.places import NAMES, LocalPlace
 from tests.daemon import realjobs as jobs
 from tests.lab.lab import Lab, lab_unavailable
@@ -146,13 +144,6 @@ def script_options(members: int, rounds: int) -> str:
     return paced.options(values=VALUES, sample_s=STEP_S / BATCH, batch=BATCH, slowness=(1.0,) * members, rounds=rounds)
 
 
-def traced(folder: Path) -> TracedScript:
-    """As `whatif` times it. Raises NotMeasured, CliError."""
-    (folder / "train.py").write_text(SCRIPT)
-    with Stages() as stages:
-        return trace(folder, "train.py", (script_options(1, 1000),), {"OMP_NUM_THREADS": "1"}, None, stages)
-
-
 def measured_s(job: Job, daemons: Sequence[StationDaemon], folder: Path, rounds: int) -> float:
     """Seconds a step of a job, in the mean over whole periods behind the first rounds. Raises OverlapError."""
     submitted = jobs.submit(
@@ -183,7 +174,7 @@ def _measured(shared: LocalPlace, mesh: Mesh) -> Callable[[int, bool], Figures]:
         codecs = [str(job.settings.codec) for each in MESHES for job in each.jobs]
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="meshtrain-")))
-            script = traced(folder)
+            script = traced(folder, SCRIPT, script_options(1, 1000))
             prices = processor_prices([*codecs, "fp32"], shared.scratch() / "prices", stack.enter_context(Stages()))
             pricing = Pricing(script.measurement.manifest, prices.codecs)
             network = replace(mesh.net.network(mesh.members), work=prices.work)

@@ -58,7 +58,7 @@ def sections(shared: LocalPlace) -> tuple[Section]:
 
 def _curves(shared: LocalPlace, trained: Trained) -> Callable[[int, bool], Figures]:
     def measured(seed: int, short: bool) -> Figures:
-        planner = Planner.here(wifi.model_of(trained.paced), shared.scratch() / "prices")
+        planner = Planner.here(wifi.model_of(trained.paced), shared.scratch() / "prices", timed=True)
         return dict(_each(planner, trained, seed, 1 if short else trained.points))
 
     return measured
