@@ -16,7 +16,7 @@ from meshtraind.bench.settings import BenchError, Settings, Station
 from meshwire.codecs.registry import parse_codec
 from meshwire.collectives.load import load_of
 from meshwire.collectives.strategy import collective_for, topology_of
-from tests.lab.lab import Cell, Lab, LabError, lab_unavailable
+from tests.lab.lab import Cell, Delay, Lab, LabError, lab_unavailable
 
 LAB_COMMAND_TIMEOUT_S = 10.0
 
@@ -30,6 +30,7 @@ class Network:
         cell: all but `wired` are on WiFi.
         loss_percent: of the frames that a station sends.
         congestion: the congestion control of all that choose none themselves; None: as this machine has it.
+        delay_ms: that each frame is on its way to a station, and from it.
     """
 
     rate_mbit: float
@@ -37,13 +38,15 @@ class Network:
     wired: frozenset[int] = frozenset()
     loss_percent: float = 0.0
     congestion: str | None = None
+    delay_ms: float = 0.0
 
     @contextmanager
     def lab(self, stations: int) -> Iterator[Lab]:
         """It, until it is left. Raises LabError."""
-        with (
-            Lab(stations, cell=Cell(self.rate_mbit, self.wired)) if self.cell else Lab(stations, self.rate_mbit) as lab
-        ):
+        cable_mbit = None if self.cell else self.rate_mbit
+        cell = Cell(self.rate_mbit, self.wired) if self.cell else None
+        delays = dict.fromkeys(range(stations), Delay(self.delay_ms)) if self.delay_ms else None
+        with Lab(stations, cable_mbit, cell=cell, delays=delays) as lab:
             for rank in range(stations):
                 if self.loss_percent:
                     lab.lose(rank, up_percent=self.loss_percent)
@@ -64,7 +67,8 @@ class Network:
 
     def __str__(self) -> str:
         if not self.cell:
-            return f"{self.rate_mbit:g} Mbit/s a station"
+            late = f", {2 * self.delay_ms:g} ms from one to another" if self.delay_ms else ""
+            return f"{self.rate_mbit:g} Mbit/s a station{late}"
         cables = " and ".join(f"station {one}" for one in sorted(self.wired)) or "nobody"
         return f"a cell of {self.rate_mbit:g} Mbit/s, {cables} on a cable"
 

@@ -5,6 +5,7 @@ import json
 import os
 import secrets
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -44,38 +45,27 @@ class RunDir:
         self._path = data_dir / "run"
         self._described = self._path / "daemon.json"
         self._token_path = self._path / "token"
-        self._lock: FileLock | None = None
         self.socket_path: Path | None = None
         try:
-            self.notes = protect_data(data_dir)
-            self._take_lock()
-            if not portable():
-                self.socket_path = _runtime_folder() / f"{hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:16]}.sock"
-                self.socket_path.unlink(missing_ok=True)  # of a daemon that was killed; the lock says that it is gone
-            _write_private(self._token_path, self.token)
+            with ExitStack() as held:
+                self.notes = protect_data(data_dir)
+                held.callback(self._taken_lock().release)
+                if not portable():
+                    self.socket_path = _socket_path(data_dir)
+                    self.socket_path.unlink(missing_ok=True)  # a killed daemon's; the lock says that it is gone
+                _write_private(self._token_path, self.token)
+                self._held = held.pop_all()
         except OSError as error:
-            self._release()
             raise RunDirError(
                 f"the data folder {data_dir} cannot be used: {error.strerror or error}; "
                 "make it writable for your user, or choose another with --data-dir"
             ) from error
         except PrivacyError as error:
-            self._release()
             raise RunDirError(str(error)) from error
-        except BaseException:
-            self._release()
-            raise
-        if self.socket_path is not None and len(os.fsencode(self.socket_path)) > SOCKET_PATH_BYTES_MAX:
-            self._release()
-            raise RunDirError(
-                f"{self.socket_path} is too long for a socket ({SOCKET_PATH_BYTES_MAX} bytes): set XDG_RUNTIME_DIR "
-                "to a folder with a shorter path"
-            )
 
-    def _take_lock(self) -> None:
-        lock = self._path / "lock"
+    def _taken_lock(self) -> FileLock:
         try:
-            self._lock = FileLock(lock)
+            return FileLock(self._path / "lock")
         except LockHeldError as held:
             raise RunDirError(
                 f"meshtraind runs on {self._path.parent} already (process {held}): "
@@ -102,22 +92,24 @@ class RunDir:
         for path in (self._described, self._token_path, self.socket_path):
             if path is not None:
                 path.unlink(missing_ok=True)
-        self._release()
-
-    def _release(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        self._held.close()
 
 
-def _runtime_folder() -> Path:
-    """A folder of this user alone, for sockets."""
+def _socket_path(data_dir: Path) -> Path:
+    """In a folder of this user alone."""
     try:
-        return private_folder()
+        folder = private_folder()
     except PermissionError as error:
         if error.errno is not None:  # the system's refusal, not ours
             raise
         raise RunDirError(str(error)) from None
+    path = folder / f"{hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:16]}.sock"
+    if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
+        raise RunDirError(
+            f"{path} is too long for a socket ({SOCKET_PATH_BYTES_MAX} bytes): set XDG_RUNTIME_DIR to a folder with a "
+            "shorter path"
+        )
+    return path
 
 
 def _write_private(path: Path, text: str) -> None:

@@ -87,8 +87,8 @@ def loopback(peers: int) -> list[Station]:
     return [Station("127.0.0.1")] * peers
 
 
-def plan_of(values: int) -> Plan:
-    """The plan of a model of `values` parameters in tensors of 4 MiB, which make its ordinary buckets."""
+def manifest_of(values: int) -> ModelManifest:
+    """A model of `values` parameters in tensors of 4 MiB, which make its ordinary buckets."""
     sizes = [TENSOR_VALUES] * (values // TENSOR_VALUES)
     if values % TENSOR_VALUES:
         sizes.append(values % TENSOR_VALUES)
@@ -96,4 +96,9 @@ def plan_of(values: int) -> Plan:
         TensorSpec(name=f"tensor{index}", shape=(size,), dtype="float32", kind="parameter")
         for index, size in enumerate(sizes)
     )
-    return plan_buckets(ModelManifest(tensors=tensors, optimizer="none"))
+    return ModelManifest(tensors=tensors, optimizer="none")
+
+
+def plan_of(values: int) -> Plan:
+    """The plan of such a model."""
+    return plan_buckets(manifest_of(values))

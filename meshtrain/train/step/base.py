@@ -154,12 +154,18 @@ class Base:
             self.squared_norm = done.squared_norm
         self.view.follow(done)
         if done.step:
-            self.view.drop(done.step)
+            self.drop(done.step)
+        self.buffers.follow()
         self.kept.clean(done.round)
         self._channel.tell(LearnerApplied(round=done.round), more=True)  # the step's end follows, or a wait
         if self._hash_every and done.round % self._hash_every == 0:
             self.view.show_base()
             self._tell_hash()
+
+    def drop(self, step: int) -> None:
+        """This step of the learner is in the base, or never will be: it counts no more beside the base."""
+        self.view.drop(step)
+        self.buffers.drop(step)
 
     def tell_last_hash(self) -> None:
         """At the end, of the base that the parameters hold, unless it was told already."""

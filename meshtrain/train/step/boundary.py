@@ -125,6 +125,8 @@ class StepBoundary:
         if self._growing is not None:
             self._growing.enter_round(self.decided + 1)
         self._base.begin_step()
+        if self.bases:
+            self._base.buffers.show_base()
         self._show_view()
 
     def save_in_period(self) -> None:
@@ -190,6 +192,7 @@ class StepBoundary:
         """No step will follow: the model holds what all peers have in common."""
         self._base.view.show_base()
         self._base.view.clear()
+        self._base.buffers.clear()
         self._base.buffers.show_base()
 
     @contextmanager

@@ -1,8 +1,8 @@
 """BatchNorm's statistics and other buffers of a model in a round, by O5 (buffers).
 
 Parameters follow from the rounds alone, but a forward pass moves buffers on each peer in its own way. So what each peer
-has moved travels in the vector, behind the gradients: floats as weight * (buffer - base), whose mean is added to the
-base; integers, which count things, as their maximum.
+has moved travels in the vector, behind the gradients: floats as weight * (buffer - where the step began), whose mean is
+added to the base; integers, which count things, as their maximum.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,17 +15,14 @@ from meshwire.model.plan import Plan, Span
 
 
 class ModelBuffers:
-    """The buffers of a model and their state after the last round.
+    """The buffers of a model and their state after the last round, where each step begins on that (s=0).
 
     Args:
         plan: of a round in which all values travel.
-        staleness: the bound s. With s > 0 a round may lack the learner that has counted farthest, so integers never go
-            back: neither in the base, nor in a model that has counted on meanwhile.
     """
 
-    def __init__(self, tensors: ModelTensors, plan: Plan, staleness: int) -> None:
+    def __init__(self, tensors: ModelTensors, plan: Plan) -> None:
         specs = tensors.manifest.tensors
-        self._ascending = staleness > 0
         self._places = tensors.places
         self._floats = [index for index, span in enumerate(plan.spans) if specs[span.tensor].kind == "buffer"]
         self._integers = [index for index, spec in enumerate(specs) if spec.in_seal]
@@ -43,19 +40,32 @@ class ModelBuffers:
 
     @torch.no_grad()
     def write(self, raw: torch.Tensor, weight: float, plan: Plan) -> None:
-        """weight * (buffer - base) into the raw slot. A value that did not change counts as 0, even an infinite one."""
+        """weight * what the step has moved into the raw slot. A value that did not change counts as 0, even an infinite
+        one."""
         for span in self._travelling(plan):
-            tensor, base = self._places[span.tensor].tensor(), self._base[span.tensor]
-            changed = torch.where(tensor == base, 0.0, tensor.float() - base.float())
-            view(raw, span, tensor.shape).copy_(changed.mul_(weight))
+            moved = self._moved(span.tensor)
+            view(raw, span, moved.shape).copy_(moved.mul_(weight))
 
     def integers(self) -> tuple[int, ...]:
         """The values of all integer buffers, in the manifest's order."""
         return tuple(value for index in self._integers for value in self._places[index].tensor().flatten().tolist())
 
-    @torch.no_grad()
+    def keep(self, step: int, plan: Plan) -> None:
+        """The contribution of this step is on its way into a round that nobody waits for."""
+
+    def drop(self, step: int) -> None:
+        """The step is in the base, or never will be."""
+
+    def clear(self) -> None:
+        """No step is on its way any more."""
+
     def take(self, result: torch.Tensor, integers: tuple[int, ...], plan: Plan) -> None:
         """base + mean difference, and the maxima, into base and model; what did not travel is the base's again."""
+        self._take_into_base(result, integers, plan)
+        self.restore()
+
+    @torch.no_grad()
+    def _take_into_base(self, result: torch.Tensor, integers: tuple[int, ...], plan: Plan) -> None:
         for span in self._travelling(plan):
             base = self._base[span.tensor]
             base.copy_(base.float().add_(view(result, span, base.shape).to(base.device)))
@@ -63,35 +73,25 @@ class ModelBuffers:
         for index in self._integers:
             base = self._base[index]
             received = torch.tensor(integers[position : position + base.numel()], dtype=base.dtype).view(base.shape)
-            base.copy_(_larger(received, base) if self._ascending else received)
+            base.copy_(self._counted(received, base))
             position += base.numel()
-        self.restore()
 
-    def _travelling(self, plan: Plan) -> Iterator[Span]:
-        return (plan.spans[index] for index in self._floats if plan.spans[index].count)
+    def follow(self) -> None:
+        """The round that was taken is over, and so is the own step in it."""
 
     def begin_step(self) -> None:
-        """A step begins. With s > 0 it does so from the base's buffers; with s=0 the model holds these already, but for
-        what a script has run through it since, which counts for the next step."""
-        if self._ascending:
-            self.restore()
+        """A step begins. The model holds the base already, but for what a script has run through it since, which counts
+        for the next step."""
 
     @torch.no_grad()
     def restore(self) -> None:
-        """The base into the model, where the next step's differences are taken from it.
-
-        After a void round of s=0 nothing of it remains.
-        """
-        for index, base in self._base.items():
-            tensor = self._places[index].tensor()
-            counts = self._ascending and not base.is_floating_point()
-            tensor.copy_(_larger(tensor, base) if counts else base)
+        """Where the next step begins into the model: nothing remains of a step that is lost, or of a void round."""
+        self.show(self._base)
 
     def held(self) -> dict[int, torch.Tensor]:
         """Copies of what the model holds, for `show`."""
         return {index: self._places[index].tensor().detach().clone() for index in self._base}
 
-    @torch.no_grad()
     def show_base(self) -> dict[int, torch.Tensor]:
         """The base into the model, whatever that holds. Returns what it held, for `show`."""
         held = self.held()
@@ -103,6 +103,111 @@ class ModelBuffers:
         """These values into the model."""
         for index, value in values.items():
             self._places[index].tensor().copy_(value)
+
+    def _travelling(self, plan: Plan) -> Iterator[Span]:
+        return (plan.spans[index] for index in self._floats if plan.spans[index].count)
+
+    def _start(self, index: int) -> torch.Tensor:
+        """Where the step at hand began."""
+        return self._base[index]
+
+    def _moved(self, index: int) -> torch.Tensor:
+        """What the step at hand has moved, in fp32."""
+        tensor, start = self._places[index].tensor(), self._start(index)
+        return torch.where(tensor == start, 0.0, tensor.float() - start.float())
+
+    def _counted(self, received: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+        """What integers of the base are behind a round."""
+        return received
+
+
+class BuffersAhead(ModelBuffers):
+    """The same under a bound s > 0, where a step begins before the rounds of the own ones before it are there: on the
+    base and what these have moved.
+
+    If all began on the base, each would move it as far as its batches ask: with periods of 8 steps and a bound of 1 two
+    rounds take a variance past its value, and below zero.
+
+    A round may lack the learner that has counted farthest, so integers never go back: neither in the base, nor in a
+    model that has counted on meanwhile.
+    """
+
+    def __init__(self, tensors: ModelTensors, plan: Plan) -> None:
+        super().__init__(tensors, plan)
+        self._own: dict[int, dict[int, torch.Tensor]] = {}  # by step on its way: what it has moved, by index
+        self._starts = {index: base.clone() for index, base in self._base.items()}
+        self._shows_base = False
+
+    @torch.no_grad()
+    def keep(self, step: int, plan: Plan) -> None:
+        """The next step begins ahead by what this one has moved."""
+        self._own[step] = {span.tensor: self._moved(span.tensor) for span in self._travelling(plan)}
+        for index in self._own[step]:
+            self._starts[index] = self._places[index].tensor().detach().clone()
+
+    def drop(self, step: int) -> None:
+        """The next step does not begin ahead by it."""
+        self._own.pop(step, None)
+
+    def clear(self) -> None:
+        """The next step begins on the base."""
+        self._own.clear()
+
+    def take(self, result: torch.Tensor, integers: tuple[int, ...], plan: Plan) -> None:
+        """base + mean difference, and the maxima, into the base. The model takes them by `follow`, for until then the
+        own step in the round counts beside it."""
+        self._take_into_base(result, integers, plan)
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        """The step at hand goes on from where it would have begun now, with what it has moved."""
+        for index, base in self._base.items():
+            tensor, start = self._places[index].tensor(), self._start(index)
+            ahead = self._starts[index] = self._ahead(index)
+            if self._shows_base:
+                tensor.copy_(base)
+            elif base.is_floating_point():
+                tensor.copy_(torch.where(tensor == start, ahead, tensor + (ahead - start)))
+            else:
+                tensor.copy_(_larger(tensor, base))
+
+    def begin_step(self) -> None:
+        """Not with what a script has run through the model since."""
+        self.restore()
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """As without a bound, but that counts go on."""
+        self._shows_base = False
+        for index, base in self._base.items():
+            tensor = self._places[index].tensor()
+            self._starts[index] = self._ahead(index)
+            tensor.copy_(self._starts[index] if base.is_floating_point() else _larger(tensor, base))
+
+    def show_base(self) -> dict[int, torch.Tensor]:
+        """As without a bound; until `restore` or `show` the model follows the base."""
+        held = super().show_base()
+        self._shows_base = True
+        return held
+
+    def show(self, values: Mapping[int, torch.Tensor]) -> None:
+        """These values into the model."""
+        self._shows_base = False
+        super().show(values)
+
+    def _start(self, index: int) -> torch.Tensor:
+        return self._starts[index]
+
+    def _ahead(self, index: int) -> torch.Tensor:
+        """The base, and what is on its way into it from here."""
+        ahead = self._base[index].clone()
+        for moved in self._own.values():
+            if index in moved:
+                ahead.copy_(ahead.float().add_(moved[index]))
+        return ahead
+
+    def _counted(self, received: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+        return _larger(received, base)
 
 
 def _larger(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

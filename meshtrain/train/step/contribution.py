@@ -220,6 +220,10 @@ class StepContribution:
         integers = self._buffers.integers()
         self._channel.tell(LearnerSealed(step=self.step, used=self._used_bitmap(), integers=integers))
 
+    def keep_buffers(self) -> None:
+        """All of it has left, into a round that nobody waits for: buffers go on from what they hold."""
+        self._buffers.keep(self.step, self._plan)
+
     def wait_round(self) -> RoundDone | None:
         """s=0: the step's own round, which is the next one; None when the step is lost."""
         rounds = self._channel.rounds

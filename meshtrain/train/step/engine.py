@@ -225,5 +225,5 @@ class Engine:
 
     def _on_step_lost(self, notice: StepLost) -> None:
         """A step of this learner is in no round: V2 (cut off), R5 (absent)."""
-        self._base.view.drop(notice.step)
+        self._base.drop(notice.step)
         self._contribution.step_lost(notice)

@@ -207,6 +207,7 @@ class GradientHooks:
                 self._take_round()
             elif not contribution.poisoned:  # what is not finite would spread over the view, and from there for ever
                 self._view.keep(contribution.step, self._scale, contribution.hyperparameters)
+                contribution.keep_buffers()
             self._task = None
             contribution.sealed = True
             self._untouched.remember()

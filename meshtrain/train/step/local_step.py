@@ -197,6 +197,8 @@ class LocalStep:
             lost = contribution.poisoned  # what is not finite would spread over all periods that begin ahead by it
             if not lost or self._delay:  # then all take it in at the same step, void or not
                 weights.keep(contribution.step, contribution.round)
+            if not lost:
+                contribution.keep_buffers()
         weights.end_period()
         growth.forget()
         if lost:

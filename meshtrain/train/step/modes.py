@@ -30,7 +30,7 @@ from meshtrain.train.periods.local_weights import LocalWeights
 from meshtrain.train.periods.mixed_weights import MixedWeights
 from meshtrain.train.step.base import Base
 from meshtrain.train.step.boundary import StepBoundary
-from meshtrain.train.step.buffers import ModelBuffers
+from meshtrain.train.step.buffers import BuffersAhead, ModelBuffers
 from meshtrain.train.step.contribution import StepContribution
 from meshtrain.train.step.engine import Engine
 from meshtrain.train.step.gradient_step import GradientStep
@@ -93,7 +93,7 @@ def _gradient_rounds(parts: EngineParts, progress: RoundProgress) -> Engine:
     """Each backward pass is a round of gradients, which the script's own optimizer takes into the base."""
     means, staleness, scaling = parts.means, parts.sync.staleness, parts.scaling
     step = _base_step(parts)
-    buffers = ModelBuffers(means.tensors, means.plan, staleness)
+    buffers = _buffers(parts)
     own_steps = OwnSteps(means.parameters(), step, parts.options, parts.coefficient)
     view = StaleView(means.parameters(), own_steps, parts.kept)
     contribution = StepContribution(means, buffers, parts.samples, parts.options, parts.channel, "gradient")
@@ -113,7 +113,7 @@ def _local_rounds(parts: EngineParts, progress: RoundProgress) -> Engine:
     """The script's optimizer steps on local weights; the outer one takes the mean of their changes into the base."""
     means, scaling, outer = parts.means, parts.scaling, parts.state.outer
     assert outer is not None
-    buffers = ModelBuffers(means.tensors, means.plan, parts.sync.staleness)
+    buffers = _buffers(parts)
     outer_step = OptimizerStep(outer)
     weights = _local_weights(parts, outer_step)
     # Options of the script's optimizer are its learner's own, as its state is; those of the outer one are constant.
@@ -128,6 +128,11 @@ def _local_rounds(parts: EngineParts, progress: RoundProgress) -> Engine:
     parts.channel.route(EndPeriod, steps.end_early)
     saver.go_on_from(progress)
     return _engine(parts, base, contribution, boundary, steps)
+
+
+def _buffers(parts: EngineParts) -> ModelBuffers:
+    kind = BuffersAhead if parts.sync.staleness else ModelBuffers
+    return kind(parts.means.tensors, parts.means.plan)
 
 
 def _local_weights(parts: EngineParts, outer_step: OptimizerStep) -> PeriodWeights:

@@ -64,7 +64,7 @@ class AveragedBackward:
         self._on_step = on_step
         self._plan = plan
         self._averages = GradientAverages(tensors, plan, group)
-        self._buffers = ModelBuffers(tensors, plan, 0)
+        self._buffers = ModelBuffers(tensors, plan)
         self._frozen = FrozenCheck(tensors, optimizer)
         self._lent = LentGradients()
         self._specs = tensors.manifest.tensors

@@ -30,7 +30,18 @@ from tests.bench.proof import (
     stragglers_page,
     summary_page,
 )
-from tests.bench.proof.networks import grid, grid_page, predicted, predicted_page, target, target_page, wifi, wifi_page
+from tests.bench.proof.networks import (
+    grid,
+    grid_page,
+    predicted,
+    predicted_page,
+    target,
+    target_page,
+    topologies,
+    topologies_page,
+    wifi,
+    wifi_page,
+)
 from tests.bench.proof.places import LocalPlace, ProofError
 from tests.lab.lab import LabError
 
@@ -51,7 +62,7 @@ FAILED = (
 )
 PAGES = (
     *(summary_page.write, modes_page.write, goals_page.write, stragglers_page.write),
-    *(wifi_page.write, target_page.write, grid_page.write, predicted_page.write),
+    *(wifi_page.write, target_page.write, grid_page.write, predicted_page.write, topologies_page.write),
 )
 DIGITS = 6  # a step of a small model takes milliseconds
 
@@ -64,6 +75,7 @@ def every_section(place: LocalPlace) -> tuple[Section, ...]:
         *slow_laptop.sections(),
         *stragglers.sections(),
         *predicted.sections(place),
+        *topologies.sections(place),
         *wifi.sections(place),
         *target.sections(place),
         *grid.sections(place),

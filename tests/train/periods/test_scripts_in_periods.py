@@ -53,8 +53,7 @@ class Reference:
                     w.sub_((w - z.data) / len(owns))
         statistics = [list(learner.model.buffers()) for learner in self.learners]
         self.statistics = [torch.stack([each.double() for each in of]).mean(0) for of in zip(*statistics, strict=True)]
-        if self.sync.delay:
-            self.show_statistics()
+        self.sent = [[each.clone() for each in of] for of in statistics]
 
     def take_in(self, own_part: float) -> None:
         for at, change in self.changes.items():
@@ -68,13 +67,10 @@ class Reference:
         self.changes = {}
         for buffer, value in zip(self.base.buffers(), self.statistics, strict=True):
             buffer.copy_(value)
-        self.show_statistics()
-
-    def show_statistics(self) -> None:
-        for learner in self.learners:
-            for buffer, of_base in zip(learner.model.buffers(), self.base.buffers(), strict=True):
-                if buffer.is_floating_point():
-                    buffer.copy_(of_base)
+        for learner, sent in zip(self.learners, self.sent, strict=True):
+            for buffer, of_base, then in zip(learner.model.buffers(), self.base.buffers(), sent, strict=True):
+                if buffer.is_floating_point():  # what they have moved since they were sent stays
+                    buffer.add_(of_base - then)
 
     def run(self, steps: int) -> nn.Module:
         since = 0

@@ -282,3 +282,36 @@ def test_a_lost_period_is_given_up() -> None:
                 load(base, [b - c for b, c in zip(values(base), changed, strict=True)])
             load(view, values(base))
     assert distance(model, base) <= 10 * TOLERANCE
+
+
+def of_small_variance() -> nn.Sequential:
+    """Its BatchNorm begins with a variance of 1, and is given a thousandth of that."""
+    made = net(norm=True)
+    with torch.no_grad():
+        made.get_parameter("0.weight").mul_(0.05)
+    return made
+
+
+@pytest.mark.parametrize("sync", ["local:8,ssp:1", "sparseloco:8,ssp:1", "local:16,ssp:3", "diloco:8,stream=2,tau=4"])
+def test_statistics_of_overlapped_periods_do_not_pass_what_was_measured(sync: str) -> None:
+    """O5: variances that fall to a thousandth fall no further: a period begins ahead by those that are on their way."""
+    replicas = [of_small_variance() for _ in range(2)]
+    seen: list[Tensor] = []
+
+    def script(session: LearnerSession, rank: int) -> None:
+        model, optimizer = session.prepare(replicas[rank], torch.optim.SGD(replicas[rank].parameters(), lr=0.0))
+        for number in range(96):
+            step(model, optimizer, rank, number)
+            if rank == 0 and number % 8 == 7:
+                with session.base():
+                    seen.append(model.get_buffer("1.running_var").clone())
+
+    with LocalDaemon(2, sync=sync) as daemon:
+        daemon.run(script)
+    alone = of_small_variance()
+    for number in range(96):
+        for rank in range(2):
+            alone(batch(rank, number)[0])
+    measured = alone.get_buffer("1.running_var")
+    assert all(bool((each > measured / 4).all()) for each in seen), seen
+    assert bool((seen[-1] < 10 * measured).all()), "they have fallen"

@@ -1,15 +1,29 @@
 """The page of time to a target loss, and its picture: losses by samples times seconds a step, each as measured."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, median
 
-from tests.bench.journal import Journal
+from tests.bench.journal import Entry, Journal
 from tests.bench.proof.curves import loss_at, mean_curve, noise, steps_to
 from tests.bench.proof.networks import wifi
 from tests.bench.proof.networks.paced_models import HOOKS, QUALITIES, Net
-from tests.bench.proof.networks.target import ALONE, EVERY, EXPECTED, MEMBERS, NETS, TRAINED, Trained, case_name
+from tests.bench.proof.networks.target import (
+    ALONE,
+    CODECS,
+    EVERY,
+    EXACT,
+    EXPECTED,
+    EXPECTED_CODECS,
+    MEMBERS,
+    NETS,
+    TRAINED,
+    Trained,
+    case_name,
+    codec_name,
+    in_step,
+)
 from tests.bench.proof.networks.wifi_page import FP16_GOAL, POWERSGD_GOAL, quality_figure, seconds
 from tests.bench.proof.plots import Panel, panels_svg
 
@@ -49,8 +63,8 @@ def page(journal: Journal) -> str:
 
 def _lines(journal: Journal) -> Iterator[str]:
     yield from ("# Time to a target loss", "", "```")
-    yield "python -m tests.bench.proof target   # losses; other work does not matter"
-    yield "python -m tests.bench.proof wifi     # seconds a step, on a machine that does nothing else"
+    yield "python -m tests.bench.proof target safe-codecs   # losses; other work does not matter"
+    yield "python -m tests.bench.proof wifi                 # seconds a step, on a machine that does nothing else"
     yield from ("python -m tests.bench.proof --page", "```", "")
     yield "**A product**: losses by samples are of real learners that compute the real model on loopback, three seeds;"
     yield "seconds a step are of the same model paced to 500 ms in the lab ([wifi.md](wifi.md)). Nobody waited that"
@@ -60,6 +74,36 @@ def _lines(journal: Journal) -> Iterator[str]:
     yield from ("", f"**Expected, before it ran.** {EXPECTED}", "", f"![Loss by time]({PICTURE})", "")
     for trained in TRAINED:
         yield from _model(journal, trained)
+    yield from ("## What is safe", "")
+    yield f"In step, {MEMBERS} learners as above, every codec that is within the noise on the small models of"
+    yield "[codecs.md](codecs.md). What is not within it here, too, is not chosen as safe. *noise*: two standard errors"
+    yield from (
+        "of the difference of two means as fp32's is.",
+        "",
+        f"**Expected, before it ran.** {EXPECTED_CODECS}",
+        "",
+    )
+    heads = ("", "", "loss (seeds)", "- fp32", "noise", "within")
+    yield from (f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}")
+    for trained in TRAINED:
+        base = losses_of(journal, trained, in_step(EXACT))
+        for codec in CODECS:
+            cells = _codec_cells(losses_of(journal, trained, in_step(codec)), base)
+            yield f"| {wifi.model_of(trained.paced).about} | `{codec}` | {' | '.join(cells)} |"
+
+
+def _codec_cells(losses: list[float], base: list[float]) -> list[str]:
+    apart = noise(base)
+    if not losses or apart is None:
+        return ["not measured", "", "", ""]
+    if losses == base:
+        return [_seeds(losses), "", "", ""]
+    behind = mean(losses) - mean(base)
+    return [_seeds(losses), f"{behind:+.3f}", f"{apart:.3f}", "yes" if behind <= apart else "**no**"]
+
+
+def _seeds(losses: Sequence[float]) -> str:
+    return f"{mean(losses):.3f} ({' '.join(f'{loss:.3f}' for loss in losses)})"
 
 
 def _model(journal: Journal, trained: Trained) -> Iterator[str]:
@@ -89,9 +133,19 @@ def _model(journal: Journal, trained: Trained) -> Iterator[str]:
     yield from ("hook's, at no worse loss for equal samples than that hook's.", "", *verdicts, "")
 
 
+def _entries(journal: Journal, trained: Trained) -> list[Entry]:
+    """All seeds of all that was trained. Of a codec in step those of its own section, where there are any."""
+    codecs = {in_step(codec): journal.of(codec_name(trained, codec)) for codec in CODECS}
+    every = []
+    for entry in journal.of(case_name(trained)):
+        figures = {name: losses for name, losses in entry.figures.items() if not codecs.get(name)}
+        every.append(replace(entry, figures=figures))
+    return [*every, *(entry for entries in codecs.values() for entry in entries)]
+
+
 def curves_of(journal: Journal, trained: Trained) -> dict[str, list[tuple[float, float]]]:
     """(steps of a member, mean loss of the seeds) of each way."""
-    entries = journal.of(case_name(trained))
+    entries = _entries(journal, trained)
     names = dict.fromkeys(name for entry in entries for name in entry.figures if name != "steps")
     return {
         name: mean_curve(
@@ -103,6 +157,11 @@ def curves_of(journal: Journal, trained: Trained) -> dict[str, list[tuple[float,
         )
         for name in names
     }
+
+
+def losses_of(journal: Journal, trained: Trained, name: str) -> list[float]:
+    """At the end, of every seed."""
+    return [entry.figures[name][-1] for entry in _entries(journal, trained) if name in entry.figures]
 
 
 def target_of(journal: Journal, trained: Trained) -> float:
@@ -120,7 +179,7 @@ def reached(journal: Journal, trained: Trained, net: Net) -> dict[str, Reached]:
     figures, target = times[-1].figures, target_of(journal, trained)
 
     def of(name: str, settings: str, step_s: float) -> Reached:
-        losses = [entry.figures[settings][-1] for entry in journal.of(case_name(trained)) if settings in entry.figures]
+        losses = losses_of(journal, trained, settings)
         steps = steps_to(curves[settings], target) if settings in curves else None
         return Reached(name, settings, step_s, steps, tuple(losses))
 
@@ -141,7 +200,7 @@ def _row(one: Reached, exact: Reached, alone: Reached) -> list[str]:
     return [
         one.name,
         "" if one.settings == one.name else f"`{one.settings}`",
-        f"{mean(one.losses):.3f} ({' '.join(f'{loss:.3f}' for loss in one.losses)})",
+        _seeds(one.losses),
         "" if one is exact else f"{mean(one.losses) - mean(exact.losses):+.3f}",
         "" if one is exact or apart is None else f"{apart:.3f}",
         seconds(step_s),

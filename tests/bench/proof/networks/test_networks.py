@@ -8,15 +8,26 @@ import pytest
 import torch
 
 from meshtrain.cli.planning.codec_prices import ProcessorPrices
-from meshwire.planning.network import USUAL_WORK
+from meshwire.planning.network import NO_WORK, USUAL_WORK
 from meshwire.planning.price import CodecPrice
-from meshwire.planning.quality import EVIDENCE
+from meshwire.planning.quality import EVIDENCE, Quality
 from tests.bench.goals.learnerturns import made
 from tests.bench.goals.sides import Side, Work
 from tests.bench.journal import Figures
 from tests.bench.proof import summary_page
 from tests.bench.proof.filled_journal import filled
-from tests.bench.proof.networks import grid, grid_page, predicted, predicted_page, target, target_page, wifi, wifi_page
+from tests.bench.proof.networks import (
+    grid,
+    grid_page,
+    predicted,
+    predicted_page,
+    target,
+    target_page,
+    topologies,
+    topologies_page,
+    wifi,
+    wifi_page,
+)
 from tests.bench.proof.networks.paced_models import DDP_PLANNED, Net, Planner, manifest_of, text_of
 
 
@@ -192,6 +203,65 @@ def test_what_is_fast_and_learns_worse_meets_no_goal_beside_the_hook(tmp_path: P
     assert "`fast` the target is not reached: **not met**" in text
     assert "2.00 times the PowerSGD hook, loss +0.800: **not met**" in text
     assert "`fast`: not reached" in summary_page.page(journal).split("## It does not")[1]
+
+
+def codec_entries(trained: target.Trained, codec: str, *ends: float) -> list[tuple[str, Figures]]:
+    """Of several seeds, which begin at 3 and end after 64 steps."""
+    curve = {"steps": [0.0, 64.0]}
+    return [(target.codec_name(trained, codec), curve | {target.in_step(codec): [3.0, end]}) for end in ends]
+
+
+def test_what_is_safe_is_judged_by_fp32_and_trained_in_a_section_of_its_own(tmp_path: Path) -> None:
+    """Its curves stand before those that are kept of the same settings from when both were one."""
+    resnet = target.TRAINED[0]
+    journal = filled(
+        tmp_path,
+        *target_entries([3.0, 1.5, 1.0], [3.0, 1.0, 0.5]),
+        *codec_entries(resnet, "fp32", 1.0, 1.02),
+        *codec_entries(resnet, "int8", 1.01, 1.03),
+        *codec_entries(resnet, "int4", 1.2, 1.4),
+    )
+    text = target_page.page(journal)
+    assert "| ResNet-18, 11.7 M | `fp32` | 1.010 (1.000 1.020) |  |  |  |" in text
+    assert "| ResNet-18, 11.7 M | `int8` | 1.020 (1.010 1.030) | +0.010 | 0.028 | yes |" in text
+    assert "| ResNet-18, 11.7 M | `int4` | 1.300 (1.200 1.400) | +0.290 | 0.028 | **no** |" in text
+    assert "| ResNet-18, 11.7 M | `nf4` | not measured |" in text
+    found = target_page.reached(journal, resnet, target.NETS[0])
+    assert found["safe"].losses == (1.2, 1.4)
+    assert found["fast"].losses == (1.0,)
+
+
+def test_every_codec_that_is_called_safe_is_trained_with_large_models_too() -> None:
+    safe = {tried.codec for tried, found in EVIDENCE.items() if found.quality is Quality.SAFE}
+    assert safe <= set(target.CODECS)
+
+
+def point_of(found: tuple[topologies.SweepPoint, ...], members: int) -> topologies.SweepPoint:
+    return next(point for point in found if point.members == members and not point.network.cell)
+
+
+def test_what_is_planned_of_a_topology_is_what_its_links_take() -> None:
+    """4 MB around a ring of four at 100 Mbit/s: 1.5 vectors a link; at a star's middle three, each way after the other
+    for a single bucket; latencies add up."""
+    prices = ProcessorPrices({"fp32": CodecPrice(0.0, 0.0)}, NO_WORK)
+    point = point_of(topologies.BY_MEMBERS, 4)
+    ring_s, star_s = (point.planned_s(name, prices) for name in ("ring", "star:0"))
+    assert ring_s == pytest.approx(1.5 * 4e6 * 8 / 100e6, rel=0.02)
+    assert star_s == pytest.approx(2 * 3 * 4e6 * 8 / 100e6, rel=0.02)
+    near, far = topologies.BY_LATENCY[0], topologies.BY_LATENCY[-1]
+    later_s = far.planned_s("ring", prices) - near.planned_s("ring", prices)
+    assert later_s == pytest.approx(6 * 2 * (25.0 - 2.5) / 1000, rel=0.05)
+
+
+def test_the_page_of_topologies_says_how_far_the_plan_is_off(tmp_path: Path) -> None:
+    point = topologies.BY_MEMBERS[0]
+    figures = {"ring": [1.0, 2.0, 1.5], "ring, gloo's ring": [1.6], "ring, planned": [1.2]}
+    journal = filled(tmp_path, (topologies.case_name(point), figures))
+    text = topologies_page.page(journal)
+    assert f"| {point} | 1 | 1.50 (1.20) |  |  |  |  |  | 1.60 |" in text
+    assert "Of 1 measured ways 0 are within 10% of what is planned" in text
+    assert topologies_page.errors_of(journal, point) == [pytest.approx(-0.2)]
+    assert topologies_page.errors_of(journal, topologies.BY_MEMBERS[1]) == []
 
 
 class CountedSide(Side):

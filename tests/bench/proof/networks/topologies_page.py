@@ -1,0 +1,80 @@
+"""The page of what each topology takes."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+
+from tests.bench.journal import Journal
+from tests.bench.proof.networks.topologies import (
+    BY_LATENCY,
+    BY_MEMBERS,
+    BY_RATE,
+    EXPECTED,
+    POINTS,
+    TOPOLOGIES,
+    SweepPoint,
+    case_name,
+)
+
+PAGE = "topologies.md"
+WITHIN = 0.1  # of what is planned
+
+
+def page(journal: Journal) -> str:
+    """In Markdown."""
+    return "\n".join(_lines(journal)).rstrip() + "\n"
+
+
+def _lines(journal: Journal) -> Iterator[str]:
+    yield from ("# What each topology takes", "", "```")
+    yield "python -m tests.bench.proof topologies   # on a machine that does nothing else"
+    yield from ("python -m tests.bench.proof --page", "```", "")
+    yield "An all-reduce of a vector of fp32 by real daemons with TLS in the lab, from a common start to the end of the"
+    yield "last; medians of the rounds. In each cell: seconds, and in brackets as planned, by what `plan` goes by."
+    yield "*gloo*: its ring without TLS, in the same runs, the median of all of them."
+    yield from ("", f"**Expected, before it ran.** {EXPECTED}", "")
+    errors = [each for point in POINTS for each in errors_of(journal, point)]
+    if errors:
+        near = sum(abs(each) <= WITHIN for each in errors)
+        yield f"Of {len(errors)} measured ways {near} are within {WITHIN:.0%} of what is planned, half of them within"
+        yield f"{median(map(abs, errors)):.1%}, the worst is {max(errors, key=abs):+.0%} off."
+        yield ""
+    yield from _table("By laptops", journal, BY_MEMBERS)
+    yield from _table("By rate", journal, BY_RATE)
+    yield from _table("By latency", journal, BY_LATENCY)
+
+
+def _table(head: str, journal: Journal, points: Sequence[SweepPoint]) -> Iterator[str]:
+    names = [name for name in TOPOLOGIES if any(name in point.topologies for point in points)]
+    yield from (f"## {head}", "", f"| laptops, network | MB | {' | '.join(f'`{name}`' for name in names)} | gloo |")
+    yield "|---" * (len(names) + 3) + "|"
+    for point in points:
+        figures = figures_of(journal, point)
+        cells = [_cell(figures, name) for name in names]
+        beside = [each for name, values in figures.items() if name.endswith("gloo's ring") for each in values]
+        yield f"| {point} | {point.mb} | {' | '.join(cells)} | {f'{median(beside):.2f}' if beside else ''} |"
+    yield ""
+
+
+def figures_of(journal: Journal, point: SweepPoint) -> dict[str, list[float]]:
+    """The last ones; none where nothing was measured."""
+    entries = journal.of(case_name(point))
+    return entries[-1].figures if entries else {}
+
+
+def errors_of(journal: Journal, point: SweepPoint) -> list[float]:
+    """By which part of what was measured the plan is off, of each topology."""
+    figures = figures_of(journal, point)
+    return [figures[f"{name}, planned"][0] / median(figures[name]) - 1 for name in point.topologies if name in figures]
+
+
+def _cell(figures: dict[str, list[float]], topology: str) -> str:
+    if topology not in figures:
+        return "not measured" if not figures else ""
+    return f"{median(figures[topology]):.2f} ({figures[f'{topology}, planned'][0]:.2f})"
+
+
+def write(journal: Journal, folder: Path) -> list[Path]:
+    """The page; returns where it is."""
+    (folder / PAGE).write_text(page(journal), encoding="utf-8")
+    return [folder / PAGE]
