@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
+from meshtraind.storage.background_pacing import PRICE_MAX
 from tests.bench.journal import Journal, spread
 from tests.bench.proof import goodput, slow_laptop
 
@@ -83,6 +84,10 @@ def _rejoin(journal: Journal) -> Iterator[str]:
     )
     yield f"{RATE_GOAL:g}: {_verdict(rate, RATE_GOAL)}. It computes again after {spread(whole, 0)} s."
     yield ""
+    yield f"That is a choice: pieces of the state may take {PRICE_MAX:.0%} of the time of the others' rounds, which is"
+    yield "measured while they come (`storage/background_pacing.py`). At half of that the goal would be met, and the"
+    yield "returner would compute again after twice the time: three laptops would keep some percent more of their"
+    yield from ("speed, the fourth would have none for as long again, and all together would have fewer samples.", "")
 
 
 def _slow(journal: Journal) -> Iterator[str]:
