@@ -155,7 +155,6 @@ class Base:
         self.view.follow(done)
         if done.step:
             self.drop(done.step)
-        self.buffers.follow()
         self.kept.clean(done.round)
         self._channel.tell(LearnerApplied(round=done.round), more=True)  # the step's end follows, or a wait
         if self._hash_every and done.round % self._hash_every == 0:

@@ -125,8 +125,6 @@ class StepBoundary:
         if self._growing is not None:
             self._growing.enter_round(self.decided + 1)
         self._base.begin_step()
-        if self.bases:
-            self._base.buffers.show_base()
         self._show_view()
 
     def save_in_period(self) -> None:
@@ -192,7 +190,6 @@ class StepBoundary:
         """No step will follow: the model holds what all peers have in common."""
         self._base.view.show_base()
         self._base.view.clear()
-        self._base.buffers.clear()
         self._base.buffers.show_base()
 
     @contextmanager
@@ -286,7 +283,9 @@ class StepBoundary:
             self._show_view()  # a state may have been saved meanwhile
 
     def _show_view(self) -> None:
-        if not self.bases:
+        if self.bases:
+            self._base.buffers.show_base()
+        else:
             self._base.view.show_view()
 
     def _on_start(self, start: Start) -> None:

@@ -56,9 +56,6 @@ class ModelBuffers:
     def drop(self, step: int) -> None:
         """The step is in the base, or never will be."""
 
-    def clear(self) -> None:
-        """No step is on its way any more."""
-
     def take(self, result: torch.Tensor, integers: tuple[int, ...], plan: Plan) -> None:
         """base + mean difference, and the maxima, into base and model; what did not travel is the base's again."""
         self._take_into_base(result, integers, plan)
@@ -75,9 +72,6 @@ class ModelBuffers:
             received = torch.tensor(integers[position : position + base.numel()], dtype=base.dtype).view(base.shape)
             base.copy_(self._counted(received, base))
             position += base.numel()
-
-    def follow(self) -> None:
-        """The round that was taken is over, and so is the own step in it."""
 
     def begin_step(self) -> None:
         """A step begins. The model holds the base already, but for what a script has run through it since, which counts
@@ -135,41 +129,20 @@ class BuffersAhead(ModelBuffers):
     def __init__(self, tensors: ModelTensors, plan: Plan) -> None:
         super().__init__(tensors, plan)
         self._own: dict[int, dict[int, torch.Tensor]] = {}  # by step on its way: what it has moved, by index
-        self._starts = {index: base.clone() for index, base in self._base.items()}
-        self._shows_base = False
+        self._starts: dict[int, torch.Tensor] = {}  # where the step at hand began
 
     @torch.no_grad()
     def keep(self, step: int, plan: Plan) -> None:
         """The next step begins ahead by what this one has moved."""
         self._own[step] = {span.tensor: self._moved(span.tensor) for span in self._travelling(plan)}
-        for index in self._own[step]:
-            self._starts[index] = self._places[index].tensor().detach().clone()
 
     def drop(self, step: int) -> None:
         """The next step does not begin ahead by it."""
         self._own.pop(step, None)
 
-    def clear(self) -> None:
-        """The next step begins on the base."""
-        self._own.clear()
-
     def take(self, result: torch.Tensor, integers: tuple[int, ...], plan: Plan) -> None:
-        """base + mean difference, and the maxima, into the base. The model takes them by `follow`, for until then the
-        own step in the round counts beside it."""
+        """base + mean difference, and the maxima, into the base; the model has them when its next step begins."""
         self._take_into_base(result, integers, plan)
-
-    @torch.no_grad()
-    def follow(self) -> None:
-        """The step at hand goes on from where it would have begun now, with what it has moved."""
-        for index, base in self._base.items():
-            tensor, start = self._places[index].tensor(), self._start(index)
-            ahead = self._starts[index] = self._ahead(index)
-            if self._shows_base:
-                tensor.copy_(base)
-            elif base.is_floating_point():
-                tensor.copy_(torch.where(tensor == start, ahead, tensor + (ahead - start)))
-            else:
-                tensor.copy_(_larger(tensor, base))
 
     def begin_step(self) -> None:
         """Not with what a script has run through the model since."""
@@ -178,22 +151,10 @@ class BuffersAhead(ModelBuffers):
     @torch.no_grad()
     def restore(self) -> None:
         """As without a bound, but that counts go on."""
-        self._shows_base = False
         for index, base in self._base.items():
             tensor = self._places[index].tensor()
-            self._starts[index] = self._ahead(index)
-            tensor.copy_(self._starts[index] if base.is_floating_point() else _larger(tensor, base))
-
-    def show_base(self) -> dict[int, torch.Tensor]:
-        """As without a bound; until `restore` or `show` the model follows the base."""
-        held = super().show_base()
-        self._shows_base = True
-        return held
-
-    def show(self, values: Mapping[int, torch.Tensor]) -> None:
-        """These values into the model."""
-        self._shows_base = False
-        super().show(values)
+            self._starts[index] = ahead = self._ahead(index)
+            tensor.copy_(ahead if base.is_floating_point() else _larger(tensor, base))
 
     def _start(self, index: int) -> torch.Tensor:
         return self._starts[index]

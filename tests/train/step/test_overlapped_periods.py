@@ -315,3 +315,26 @@ def test_statistics_of_overlapped_periods_do_not_pass_what_was_measured(sync: st
     measured = alone.get_buffer("1.running_var")
     assert all(bool((each > measured / 4).all()) for each in seen), seen
     assert bool((seen[-1] < 10 * measured).all()), "they have fallen"
+
+
+@pytest.mark.parametrize("sync", ["local:4,ssp:1", "diloco:4,stream=2,tau=1"])
+def test_a_period_that_ends_while_the_base_is_shown_shows_the_new_base(sync: str) -> None:
+    """O5, O7: a barrier inside `mt.base` is behind all rounds, and the statistics shown are the last one's."""
+    replicas = [net(norm=True) for _ in range(2)]
+    shown: list[nn.Module] = []
+
+    def script(session: LearnerSession, rank: int) -> None:
+        model, optimizer = session.prepare(replicas[rank], sgd(replicas[rank]))
+        for number in range(6):
+            step(model, optimizer, rank, number)
+        with session.base():
+            before = model.get_buffer("1.running_mean").clone()
+            session.barrier()
+            assert not torch.equal(model.get_buffer("1.running_mean"), before)
+            shown.append(copy.deepcopy(model))
+        for number in range(4):
+            step(model, optimizer, rank, number)
+
+    with LocalDaemon(2, sync=sync) as daemon:
+        daemon.run(script)
+    assert_equal(shown)

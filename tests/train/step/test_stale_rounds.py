@@ -301,6 +301,27 @@ def test_lost_step_leaves_the_view(retry: bool) -> None:
         assert daemon.round == (1 if retry else 2)
 
 
+@pytest.mark.parametrize("retry", [True, False])
+def test_lost_step_leaves_the_buffers(retry: bool) -> None:
+    """V2, R5, O5: the next step does not begin ahead by what it has moved."""
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)) + 5
+    with LocalDaemon(1, sync="ssp:3") as daemon:
+
+        def script(session: LearnerSession, rank: int) -> None:  # noqa: ARG001
+            model = Normed()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            session.prepare(model, optimizer)
+            step(model, optimizer, x)
+            assert torch.count_nonzero(model.norm.running_mean) == 0  # type: ignore[arg-type]
+            step(model, optimizer, x)
+            torch.testing.assert_close(model.norm.running_mean, 0.1 * x.mean(0))
+            daemon.release(1)
+
+        daemon.hold(1)
+        daemon.lose(0, 1, retry=retry)
+        daemon.run(script)
+
+
 # Base and view
 
 
