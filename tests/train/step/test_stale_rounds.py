@@ -430,6 +430,29 @@ def test_base_stays_shown_through_a_flush() -> None:
         daemon.run(script)
 
 
+def test_base_stays_shown_where_a_step_begins_anew() -> None:
+    """A wait inside mt.base() begins the next step again: its statistics are ahead, those that are shown are not."""
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)) + 5
+    with LocalDaemon(1, sync="ssp:3") as daemon:
+
+        def script(session: LearnerSession, rank: int) -> None:  # noqa: ARG001
+            model = Normed()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            session.prepare(model, optimizer)
+            step(model, optimizer, x)
+            ahead = model.norm.running_mean.clone()  # type: ignore[union-attr]
+            assert torch.count_nonzero(ahead) == 3
+            with session.base():
+                assert session._engine is not None
+                session._engine.wait_idle("a pause", lambda: True, "nothing")
+                assert torch.count_nonzero(model.norm.running_mean) == 0  # type: ignore[arg-type]
+            assert torch.equal(model.norm.running_mean, ahead)  # type: ignore[arg-type]
+            daemon.release(1)
+
+        daemon.hold(1)
+        daemon.run(script)
+
+
 # Void rounds
 
 
