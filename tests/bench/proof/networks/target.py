@@ -29,17 +29,18 @@ class Trained:
         paced: the name in `wifi.MODELS` of the one with its shapes.
         points: of the curve, EVERY steps apart.
         seconds: that one way takes for a seed, about.
+        seeds: with which every codec is tried.
     """
 
-    def __init__(self, model: str, paced: str, points: int, seconds: int) -> None:
-        self.model, self.paced, self.points, self.seconds = model, paced, points, seconds
+    def __init__(self, model: str, paced: str, points: int, seconds: int, seeds: int) -> None:
+        self.model, self.paced, self.points, self.seconds, self.seeds = model, paced, points, seconds, seeds
 
     def work(self, seed: int) -> Work:
         """Of four learners."""
         return Work(self.model, MEMBERS, seed, digits_folder() if self.model == "digits" else None)
 
 
-TRAINED = (Trained("digits", "resnet", 8, 35), Trained("text", "gpt", 6, 58))
+TRAINED = (Trained("digits", "resnet", 8, 35, 6), Trained("text", "gpt", 6, 58, 3))
 NETS = (Net(150.0, True), Net(50.0, False), Net(150.0, False))
 """The cell of the goal, and the cables on which DDP with its hooks was measured, too."""
 EXPECTED = (
@@ -73,18 +74,23 @@ def in_step(codec: str) -> str:
     return text_of(job_settings(codec, "bsp"))
 
 
-def sections(shared: LocalPlace) -> tuple[Section, Section]:
+def sections(shared: LocalPlace) -> tuple[Section, ...]:
     """Curves of losses; seconds a step are of the section `wifi`."""
     ways = len(HOOKS) + 3  # two networks of three choose alike at `fast`; one laptop alone
     cases = tuple(Case(case_name(one), ways * one.seconds, _curves(shared, one)) for one in TRAINED)
     about = "held-out loss by samples of what is chosen, of DDP with its hooks, and of one alone; times are of `wifi`"
-    codecs = tuple(Case(codec_name(one, codec), one.seconds, _codec(one, codec)) for one in TRAINED for codec in CODECS)
     return (
         Section("target", about, cases, quiet=False, expected=EXPECTED),
-        Section(
-            *("safe-codecs", "held-out loss by samples of the exact mean, and of every codec that is safe", codecs),
-            quiet=False,
-            expected=EXPECTED_CODECS,
+        *(
+            Section(
+                f"safe-{one.paced}",
+                f"held-out loss by samples of the exact mean and of every codec that is safe, {one.seeds} seeds",
+                tuple(Case(codec_name(one, codec), one.seconds, _codec(one, codec)) for codec in CODECS),
+                quiet=False,
+                repeats=one.seeds,
+                expected=EXPECTED_CODECS,
+            )
+            for one in TRAINED
         ),
     )
 
