@@ -77,7 +77,7 @@ def _lines(journal: Journal) -> Iterator[str]:
     yield from ("## What is safe", "")
     yield f"In step, {MEMBERS} learners as above, every codec that is within the noise on the small models of"
     yield "[codecs.md](codecs.md). What is not within it here, too, is not chosen as safe. *noise*: two standard errors"
-    yield "of the difference of two means as fp32's is. ResNet-18 has six seeds: three of fp32 happened to lie nearer to"
+    yield "of the difference of two means as fp32's is. ResNet-18 has six seeds: three of fp32 lay nearer to"
     yield "each other than those of DDP's fp16 hook, which computes the same."
     yield from ("", f"**Expected, before it ran.** {EXPECTED_CODECS}", "")
     heads = ("", "", "loss (seeds)", "- fp32", "noise", "within")
