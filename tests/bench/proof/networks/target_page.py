@@ -90,6 +90,7 @@ def _lines(journal: Journal) -> Iterator[str]:
 
 
 def _codec_cells(losses: list[float], base: list[float]) -> list[str]:
+    base = base[: len(losses)]  # of the same seeds
     apart = noise(base)
     if not losses or apart is None:
         return ["not measured", "", "", ""]
