@@ -131,10 +131,12 @@ def _known(settings: JobSettings) -> bool:
 
 
 def given_up(settings: JobSettings) -> tuple[int, float, bool]:
-    """How much of the loss is given up: a key to sort by, the least first."""
-    evidence = EVIDENCE.get(Tried(str(settings.codec), settings.sync.measured_as))
-    behind_nats = math.inf if evidence is None else evidence.behind_nats
-    return list(Quality).index(settings.quality), behind_nats, str(settings.codec) != DEFAULT[0]
+    """How much of the loss is given up: a key to sort by, the least first. Nothing where that is within the noise."""
+    quality, behind_nats = settings.quality, 0.0
+    if quality is Quality.FAST:
+        evidence = EVIDENCE.get(Tried(str(settings.codec), settings.sync.measured_as))
+        behind_nats = math.inf if evidence is None else evidence.behind_nats
+    return list(Quality).index(quality), behind_nats, str(settings.codec) != DEFAULT[0]
 
 
 def _preference(price: Price) -> tuple[tuple[int, float, bool], bool, float]:
