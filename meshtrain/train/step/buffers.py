@@ -129,7 +129,7 @@ class BuffersAhead(ModelBuffers):
     def __init__(self, tensors: ModelTensors, plan: Plan) -> None:
         super().__init__(tensors, plan)
         self._own: dict[int, dict[int, torch.Tensor]] = {}  # by step on its way: what it has moved, by index
-        self._starts: dict[int, torch.Tensor] = {}  # where the step at hand began
+        self._starts: dict[int, torch.Tensor] = {}  # of float buffers, by index: where the step at hand began
 
     @torch.no_grad()
     def keep(self, step: int, plan: Plan) -> None:
@@ -153,8 +153,11 @@ class BuffersAhead(ModelBuffers):
         """As without a bound, but that counts go on."""
         for index, base in self._base.items():
             tensor = self._places[index].tensor()
-            self._starts[index] = ahead = self._ahead(index)
-            tensor.copy_(ahead if base.is_floating_point() else _larger(tensor, base))
+            if base.is_floating_point():
+                self._starts[index] = self._ahead(index)
+                tensor.copy_(self._starts[index])
+            else:
+                tensor.copy_(_larger(tensor, base))
 
     def _start(self, index: int) -> torch.Tensor:
         return self._starts[index]

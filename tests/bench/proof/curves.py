@@ -33,6 +33,11 @@ def noise(base: Sequence[float]) -> float | None:
     return float(NOISE_FACTOR * (2 * statistics.variance(base) / len(base)) ** 0.5)
 
 
+def mean_and_seeds(losses: Sequence[float]) -> str:
+    """For tables: the mean, and in brackets each seed's."""
+    return f"{statistics.mean(losses):.3f} ({' '.join(f'{loss:.3f}' for loss in losses)})"
+
+
 def mean_curve(curves: Sequence[Curve]) -> list[tuple[float, float]]:
     """The mean of several seeds' curves, at the places at which each of them has a point."""
     each = [dict(curve) for curve in curves]

@@ -9,7 +9,7 @@ from pathlib import Path
 from meshwire.sync_modes.mode import sync_settings
 from tests.bench.codecruns import rounds_of
 from tests.bench.journal import Journal
-from tests.bench.proof.curves import loss_at, mean_curve, noise, steps_to
+from tests.bench.proof.curves import loss_at, mean_and_seeds, mean_curve, noise, steps_to
 from tests.bench.proof.modes import BASE, EXPECTED, MBIT, MEMBERS, MODES, RTT_S, SETS, Set, case_name, steps_name
 from tests.bench.proof.plots import Panel, panels_svg
 
@@ -146,9 +146,8 @@ def _row(one: Set, way: Way, base: Way | None, target: float | None) -> list[str
         times = ["not reached"] * len(MBIT)
     else:
         times = [_seconds(way.seconds(reached, mbit)) if mbit in way.step_s else "" for mbit in MBIT]
-    losses = " ".join(f"{loss:.3f}" for loss in way.losses)
     megabytes = f"{way.sent_bytes(one.steps) / 1e6:.2f}"
-    return [f"`{way.mode}`", f"{statistics.mean(way.losses):.3f} ({losses})", behind, megabytes, *times]
+    return [f"`{way.mode}`", mean_and_seeds(way.losses), behind, megabytes, *times]
 
 
 def verdicts(one: Set, found: Mapping[str, Way], target: float, alone_s: float | None) -> Iterator[str]:

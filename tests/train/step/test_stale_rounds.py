@@ -301,30 +301,6 @@ def test_lost_step_leaves_the_view(retry: bool) -> None:
         assert daemon.round == (1 if retry else 2)
 
 
-@pytest.mark.parametrize("retry", [True, False])
-def test_lost_step_leaves_the_buffers(retry: bool) -> None:
-    """V2, R5, O5: the next step does not begin ahead by what it has moved."""
-    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)) + 5
-    with LocalDaemon(1, sync="ssp:3") as daemon:
-
-        def script(session: LearnerSession, rank: int) -> None:  # noqa: ARG001
-            model = Normed()
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            session.prepare(model, optimizer)
-            step(model, optimizer, x)
-            assert torch.count_nonzero(model.norm.running_mean) == 0  # type: ignore[arg-type]
-            step(model, optimizer, x)
-            torch.testing.assert_close(model.norm.running_mean, 0.1 * x.mean(0))
-            daemon.release(1)
-
-        daemon.hold(1)
-        daemon.lose(0, 1, retry=retry)
-        daemon.run(script)
-
-
-# Base and view
-
-
 class Normed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -333,6 +309,38 @@ class Normed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.out(self.norm(x))
         return result
+
+
+FAR_FROM_ZERO = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)) + 5
+
+
+def stepped(session: LearnerSession) -> tuple[Normed, torch.optim.Optimizer]:
+    """A prepared model whose first step is on its way into a round."""
+    model = Normed()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session.prepare(model, optimizer)
+    step(model, optimizer, FAR_FROM_ZERO)
+    return model, optimizer
+
+
+@pytest.mark.parametrize("retry", [True, False])
+def test_lost_step_leaves_the_buffers(retry: bool) -> None:
+    """V2, R5, O5: the next step does not begin ahead by what it has moved."""
+    with LocalDaemon(1, sync="ssp:3") as daemon:
+
+        def script(session: LearnerSession, rank: int) -> None:  # noqa: ARG001
+            model, optimizer = stepped(session)
+            assert torch.count_nonzero(model.norm.running_mean) == 0  # type: ignore[arg-type]
+            step(model, optimizer, FAR_FROM_ZERO)
+            torch.testing.assert_close(model.norm.running_mean, 0.1 * FAR_FROM_ZERO.mean(0))
+            daemon.release(1)
+
+        daemon.hold(1)
+        daemon.lose(0, 1, retry=retry)
+        daemon.run(script)
+
+
+# Base and view
 
 
 def test_base_shows_parameters_and_buffers_of_the_base() -> None:
@@ -432,14 +440,10 @@ def test_base_stays_shown_through_a_flush() -> None:
 
 def test_base_stays_shown_where_a_step_begins_anew() -> None:
     """A wait inside mt.base() begins the next step again: its statistics are ahead, those that are shown are not."""
-    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)) + 5
     with LocalDaemon(1, sync="ssp:3") as daemon:
 
         def script(session: LearnerSession, rank: int) -> None:  # noqa: ARG001
-            model = Normed()
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            session.prepare(model, optimizer)
-            step(model, optimizer, x)
+            model, _ = stepped(session)
             ahead = model.norm.running_mean.clone()  # type: ignore[union-attr]
             assert torch.count_nonzero(ahead) == 3
             with session.base():

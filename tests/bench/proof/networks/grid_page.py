@@ -6,7 +6,7 @@ from statistics import mean, median
 
 from meshwire.planning.mesh_plan import PAYS_FROM
 from tests.bench.journal import Entry, Journal, spread
-from tests.bench.proof.curves import mean_curve, noise
+from tests.bench.proof.curves import mean_and_seeds, mean_curve, noise
 from tests.bench.proof.networks.grid import (
     ABOUT,
     ALONE,
@@ -182,7 +182,7 @@ def _losses(journal: Journal) -> Iterator[str]:
             yield f"| `{way.name}` | not measured | | | |"
             continue
         apart = noise(base)
-        cells = [f"{mean(own):.3f} ({' '.join(f'{loss:.3f}' for loss in own)})", f"{mean(own) / mean(base) - 1:+.2%}"]
+        cells = [mean_and_seeds(own), f"{mean(own) / mean(base) - 1:+.2%}"]
         cells.append("-" if apart is None or own is base else f"{apart / mean(base):.2%}")
         cells.append("yes" if within(journal, text_of(way.settings)) else "**no**")
         yield f"| `{way.name}` | {' | '.join(cells)} |"

@@ -36,7 +36,7 @@ class Trained:
         self.model, self.paced, self.points, self.seconds, self.seeds = model, paced, points, seconds, seeds
 
     def work(self, seed: int) -> Work:
-        """Of four learners."""
+        """What four learners are to do with this seed: the model, and where its samples are."""
         return Work(self.model, MEMBERS, seed, digits_folder() if self.model == "digits" else None)
 
 

@@ -1,12 +1,12 @@
 """The page of time to a target loss, and its picture: losses by samples times seconds a step, each as measured."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, median
 
 from tests.bench.journal import Entry, Journal
-from tests.bench.proof.curves import loss_at, mean_curve, noise, steps_to
+from tests.bench.proof.curves import loss_at, mean_and_seeds, mean_curve, noise, steps_to
 from tests.bench.proof.networks import wifi
 from tests.bench.proof.networks.paced_models import HOOKS, QUALITIES, Net
 from tests.bench.proof.networks.target import (
@@ -95,13 +95,9 @@ def _codec_cells(losses: list[float], base: list[float]) -> list[str]:
     if not losses or apart is None:
         return ["not measured", "", "", ""]
     if losses == base:
-        return [_seeds(losses), "", "", ""]
+        return [mean_and_seeds(losses), "", "", ""]
     behind = mean(losses) - mean(base)
-    return [_seeds(losses), f"{behind:+.3f}", f"{apart:.3f}", "yes" if behind <= apart else "**no**"]
-
-
-def _seeds(losses: Sequence[float]) -> str:
-    return f"{mean(losses):.3f} ({' '.join(f'{loss:.3f}' for loss in losses)})"
+    return [mean_and_seeds(losses), f"{behind:+.3f}", f"{apart:.3f}", "yes" if behind <= apart else "**no**"]
 
 
 def _model(journal: Journal, trained: Trained) -> Iterator[str]:
@@ -198,7 +194,7 @@ def _row(one: Reached, exact: Reached, alone: Reached) -> list[str]:
     return [
         one.name,
         "" if one.settings == one.name else f"`{one.settings}`",
-        _seeds(one.losses),
+        mean_and_seeds(one.losses),
         "" if one is exact else f"{mean(one.losses) - mean(exact.losses):+.3f}",
         "" if one is exact or apart is None else f"{apart:.3f}",
         seconds(step_s),

@@ -13,6 +13,7 @@ from meshwire.planning.price import Pricing
 from meshwire.planning.step_trace import StepTrace
 from tests.bench import allreduce_lab
 from tests.bench.journal import Case, Figures, Section
+from tests.bench.proof.networks.paced_models import LAB_RTT_S
 from tests.bench.proof.places import LocalPlace
 from tests.lab.lab import lab_unavailable
 
@@ -22,7 +23,6 @@ MEMBERS = (2, 4, 8)
 TOPOLOGIES = ("ring", "star:0", "sharded", "tree", "butterfly", "gather")
 NOT_GATHER = TOPOLOGIES[:-1]  # of eight in a cell, whose air it takes for 9 s
 ROUNDS = 4
-LAB_RTT_S = 0.0005
 INSTANT_S = 1e-6  # what learners compute before their vectors are there: nothing
 
 
