@@ -302,7 +302,7 @@ class LocalRounds:
         assert number in (0, learner.barriers + 1), f"barrier {number} after {learner.barriers} by {who}"
         learner.barrier = number
         learner.barriers = number or learner.barriers
-        if self._begun and (self._staleness or (self._ledger is not None and not self._spec.sync.lockstep)):
+        if self._begun and self._staleness:
             self._absent(learner, f"barrier {number}")
 
     # What follows

@@ -29,13 +29,11 @@ from meshwire.sync_modes.rate_rule import rate_rule_of
 from meshwire.sync_modes.several_learners import refusal_of_learners
 
 
-def check_settings(body: Submit, *, unequal_peers: bool) -> SyncSettings:
+def check_settings(body: Submit) -> SyncSettings:
     """Reads the settings by which members keep in step. Raises RequestFailed for some that do not exist or do not go
     together."""
     try:
-        sync = sync_settings(
-            body.sync, body.straggler, body.visibility, body.own, body.shares, unequal_peers=unequal_peers
-        )
+        sync = sync_settings(body.sync, body.straggler, body.visibility, body.own, body.shares)
         codec = codec_of(sync, body.codec)
         collective_for(codec, body.topology)
         rate_rule_of(body.scale_lr, sync)

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -163,7 +162,7 @@ class Submission:
         return None
 
     def _sync_of(self, body: Submit) -> SyncSettings:
-        return check_settings(body, unequal_peers=False)
+        return check_settings(body)
 
     async def _start(self, spec: JobSpec, generation: Generation) -> None:
         try:
@@ -239,8 +238,7 @@ class Submission:
 
     def _settings(self, body: Submit, members: tuple[Member, ...], notes: list[str]) -> SyncSettings:
         """Reads what was typed, and adds to the notes what the person should know. Raises RequestFailed."""
-        cores = {self._cores(member) for member in members if not member.hub}
-        sync = check_settings(body, unequal_peers=len(cores) > 1 and body.engine == "mesh")
+        sync = check_settings(body)
         if body.engine == "torchrun":
             return sync
         topology = hub_topology(body, members)
@@ -254,11 +252,6 @@ class Submission:
         check_ranks(collective.topology, members, body.peers_max)
         if (note := cost_note(collective, len(members))) is not None:
             notes.append(note)
-        if body.shares is None and sync.shares == "speed" and len(cores) > 1:
-            notes.append(
-                f"the devices have {min(cores)} to {max(cores)} cores: batch sizes follow their measured speed "
-                "(--shares equal: the same for all)"
-            )
         return sync
 
     async def _again(
@@ -415,10 +408,6 @@ class Submission:
                 self._admission.end_job(end)
             elif device in self._node.links:
                 self._node.links[device].connection.notify(end, job=job_number(spec.job))
-
-    def _cores(self, member: Member) -> int:
-        link = self._node.links.get(member.device)
-        return link.hello.cores if link is not None else os.cpu_count() or 1
 
     def _link(self, member: Member) -> Connection:
         link = self._node.links.get(member.device)

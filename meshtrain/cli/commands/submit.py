@@ -329,8 +329,8 @@ def submit(
             "--shares",
             metavar="equal|speed",
             rich_help_panel=IN_STEP,
-            help="Batches of equal size, or of sizes that follow the measured speed: the default with a bound above 0, "
-            "and where devices differ in cores.",
+            help="Batches of sizes that follow the measured speed where it differs by a third or more, with the joint "
+            "batch kept: the default. Or of equal size, which gives the same run again.",
         ),
     ] = None,
 ) -> None:

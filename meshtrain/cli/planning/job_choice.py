@@ -158,7 +158,6 @@ class FoundChoice:
         everybody = self.planned.takes_all and len(option.others) == len(self.planned.devices) - 1
         if not on and typed.peers_max is None and not everybody:
             on = tuple(device.id for device in members)
-        shares = typed.shares or ("speed" if option.uneven else None)
         price = option.price
         # The first rounds of post-local SGD are slower than those of which a price is known.
         expected = (
@@ -172,7 +171,7 @@ class FoundChoice:
             )
         )
         typed = replace(typed, pinned=chosen, on=on, peers=None if on else typed.peers)
-        return replace(typed, shares=shares, hubs=option.hubs is not False, prediction=expected)
+        return replace(typed, hubs=option.hubs is not False, prediction=expected)
 
 
 def best_together(planned: Planned) -> Option:

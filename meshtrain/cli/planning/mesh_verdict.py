@@ -108,10 +108,7 @@ def play(
 
 def typed_for(option: Option) -> str:
     """What is typed for it after `submit --no-plan`."""
-    typed = flags(option.price, option.hubs)
-    if not option.uneven:
-        return typed
-    return "--shares speed" if typed == THE_DEFAULTS else f"{typed} --shares speed"
+    return flags(option.price, option.hubs)
 
 
 def mesh_rows(found: Planned) -> list[tuple[str, ...]]:
@@ -161,6 +158,9 @@ def reason(found: Planned) -> str:
         f"({rate_text(price.samples_s)} samples/s, {rate_text(price.alone_samples_s)} alone), with "
         f"{typed_for(choice)}: a step mostly waits for {WAITS_FOR[choice.waits_for]}"
     )
+    if choice.uneven:
+        local = price.settings.sync.ends_early
+        text += f"; slower ones {'take fewer local steps for a round' if local else 'get smaller batches'}"
     if parts := price.settings.sync.fragments:
         mean, most = (human_bytes(round(each)) for each in (max(price.sent_bytes), price.burst_bytes))
         text += f"; a round is of one of {parts} parts and sends at most {most}, {mean} a step in the mean"

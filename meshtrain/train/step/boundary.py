@@ -248,7 +248,7 @@ class StepBoundary:
         if late is not None and not done.void:
             raise UsageError(
                 f"round {done.round} was averaged while this peer had no samples left, and this script {late[0]}, "
-                f"which this peer cannot do alike: {late[1]}, or submit with --shares equal"
+                f"which this peer cannot do alike: {late[1]}"
             )
         self._base.apply(done)
 

@@ -162,11 +162,6 @@ def _untouched(means: RoundMeans) -> UntouchedGradients:
     return UntouchedGradients([(spec.name, tensor) for _, spec, tensor in means.tensors.kind("parameter")])
 
 
-def _absent_in_barriers(parts: EngineParts) -> bool:
-    """Whether rounds go on without a learner that waits for the others."""
-    return parts.sync.staleness > 0 or (parts.samples.space is not None and not parts.sync.lockstep)
-
-
 def _boundary(
     parts: EngineParts,
     base: Base,
@@ -175,9 +170,15 @@ def _boundary(
     lent: LentGradients,
     saver: StateSaver,
 ) -> StepBoundary:
-    absent = _absent_in_barriers(parts)
     return StepBoundary(
-        base, contribution, untouched, lent, saver, parts.growing, parts.channel, absent_in_barriers=absent
+        base,
+        contribution,
+        untouched,
+        lent,
+        saver,
+        parts.growing,
+        parts.channel,
+        absent_in_barriers=parts.sync.staleness > 0,
     )
 
 
@@ -195,7 +196,8 @@ def _engine(
         steps,
         parts.channel,
         clip_refusal=refusal_to_clip(parts.codec),
-        # Of parts that take turns others may have rounds left, which this one, where it came late, is not in.
-        flushes=_absent_in_barriers(parts) or parts.sync.fragments > 1,
+        # Under a bound rounds go on without who has finished. Of parts that take turns others may have rounds left,
+        # which this one, where it came late, is not in.
+        flushes=parts.sync.staleness > 0 or parts.sync.fragments > 1,
         base_apart=bool(parts.sync.staleness or parts.sync.period),
     )

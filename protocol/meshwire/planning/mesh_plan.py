@@ -32,7 +32,7 @@ class Option:
         others: that train with this device, by their place among the links.
         waits_for: what a step mostly waits for.
         speeds: in samples/s, of each member alone, this device first.
-        uneven: batches follow speed, for the members differ.
+        uneven: batches differ, as the members' speeds do.
         hubs: whether the hubs that are there are in it, and rounds go by them; None: there are none.
     """
 
@@ -144,9 +144,13 @@ class MeshPlan:
         typed = str(first.collective.topology)
         found = {}
         for each in sorted([first, *wished(self._settings, quality)], key=given_up):
-            if each.sync == first.sync and refusal_of_codec(first.sync, first.codec, each.codec) is None:
+            if each.sync != first.sync or refusal_of_codec(first.sync, first.codec, each.codec) is not None:
+                continue
+            try:
                 topology = topology_after(typed, first.codec, each.codec)
-                found[str(each.codec)] = replace(each, collective=collective_for(each.codec, topology))
+            except ValueError:  # this codec does not go that way
+                continue
+            found[str(each.codec)] = replace(each, collective=collective_for(each.codec, topology))
         steps, network = self._steps(group), self._network(group, hubs=option.hubs is True)
         networks = [network.at_rate(rate) for rate in RATES]
         curves = [

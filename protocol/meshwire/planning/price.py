@@ -359,10 +359,14 @@ class _Loads:
         self._plan = plan
         order = _sending_order(layout)
         each = [_load(plan, layout, bucket, collective, shard_count, codec_prices) for bucket in order]
-        # Buckets that wait for each other are played one by one.
-        groups = _groups(len(each), len(each) if layout.precursors else most)
-        self.loads = tuple(_together([each[at] for at in group]) if group[1:] else each[group[0]] for group in groups)
-        self._last_buckets = [layout.followers.get(order[group[-1]], order[group[-1]]) for group in groups]
+        if layout.precursors:  # buckets that wait for each other are played one by one
+            loads = [(at, load) for at, load in enumerate(each)]
+        elif len(each) > most:
+            loads = [(group[-1], _together([each[at] for at in group])) for group in _groups(len(each), most)]
+        else:
+            loads = [(at, piece) for at, load in enumerate(each) for piece in _pieces(load, most // len(each))]
+        self.loads = tuple(load for _, load in loads)
+        self._last_buckets = [layout.followers.get(order[at], order[at]) for at, _ in loads]
 
     def ready_s(self, step: StepTrace) -> list[float]:
         """When each is there, from the step's beginning."""
@@ -429,10 +433,8 @@ def _price_of(codec: CodecSpec, codec_prices: Mapping[str, CodecPrice]) -> Codec
 
 
 def _groups(count: int, most: int) -> list[list[int]]:
-    """Cuts buckets 0 to count into runs that are played as one: the last ones stay apart, for what they take is
-    exposed."""
-    if count <= most:
-        return [[at] for at in range(count)]
+    """Cuts buckets 0 to count, which are more than `most`, into runs that are played as one: the last ones stay apart,
+    for what they take is exposed."""
     first = count - LAST_LOADS
     runs = most - LAST_LOADS
     borders = [first * run // runs for run in range(runs + 1)]
@@ -449,6 +451,30 @@ def _together(loads: Sequence[BucketLoad]) -> BucketLoad:
         prepare_s=sum(load.prepare_s for load in loads),
         finish_s=sum(load.finish_s for load in loads),
     )
+
+
+def _pieces(load: BucketLoad, most: int) -> list[BucketLoad]:
+    """The same in pieces of whole frames: a daemon sends a frame on while the next ones still come."""
+    count = min(most, max(load.frames))
+    pieces = []
+    for at in range(count):
+        frames = [whole * (at + 1) // count - whole * at // count for whole in load.frames]
+        parts = [part / whole if whole else 0.0 for part, whole in zip(frames, load.frames, strict=True)]
+        pieces.append(
+            BucketLoad(
+                sizes_bytes=_scaled(load.sizes_bytes, parts),
+                frames=tuple(frames),
+                encode_s=_scaled(load.encode_s, parts),
+                add_s=_scaled(load.add_s, parts),
+                prepare_s=load.prepare_s / count,
+                finish_s=load.finish_s / count,
+            )
+        )
+    return pieces or [load]
+
+
+def _scaled(values: Sequence[float], parts: Sequence[float]) -> tuple[float, ...]:
+    return tuple(value * part for value, part in zip(values, parts, strict=True))
 
 
 def _computed_s(step: StepTrace, played_s: float, processor_s: float) -> float:

@@ -345,7 +345,7 @@ class JobRounds:
                     self._out.append(LearnerBrokeRules(text))
                 schedule.enter_barrier(number)
                 self._waits_in_barrier = waits
-                if self.machine.settings.staleness or (self._grants is not None and not self._sync.lockstep):
+                if self.machine.settings.staleness:
                     last = number == 0 and self._sync.visibility == "fixed"  # else what is kept for it is bounded (R8)
                     self._idle("it has finished" if number == 0 else f"it is in barrier {number}", now_s, last=last)
                 elif waits and (behind := self.machine.awaited_by):  # they have not passed it: this one enters only now

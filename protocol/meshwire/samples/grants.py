@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from meshwire.messages.generation import DealState
 from meshwire.messages.learner import EpochOver, Grant, SampleSpace
 from meshwire.messages.rounds import Bind
-from meshwire.samples.ledger import NO_SPEEDS, Ledger
+from meshwire.samples.ledger import NO_SPEEDS, Ledger, by_speed
 from meshwire.sync_modes.batch_sizes import sizes_by_speed
 from meshwire.sync_modes.mode import SyncSettings
 
@@ -47,7 +47,7 @@ class SampleGrants:
             self._ledger.enter(learning)
         self._space = space
         self._rank = rank
-        self._by_speed = sync.shares == "speed" and not space.whole_batches
+        self._by_speed = by_speed(space, sync)
         self.notices: list[Grant | EpochOver] = []
         self._speeds: dict[int, float] = {}
         self._binds = 0

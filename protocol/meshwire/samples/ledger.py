@@ -18,7 +18,12 @@ from meshwire.sync_modes.mode import SyncSettings
 
 NO_SPEEDS: Mapping[int, float] = MappingProxyType({})
 FIRST_BATCHES = 32  # of each rank at the start, and s more: one step may accumulate so many
-FIRST_BATCHES_LOCKSTEP_MAX = 128  # where speeds do not matter, as far as the epoch has so many
+FIRST_BATCHES_EQUAL_MAX = 128  # where speeds do not matter, as far as the epoch has so many
+
+
+def by_speed(space: SampleSpace, sync: SyncSettings) -> bool:
+    """Whether batches get other sizes where measured speeds differ (X4a); a script's own ones are as it made them."""
+    return sync.shares == "speed" and not space.whole_batches
 
 
 def first_batches(space: SampleSpace, ranks: int, sync: SyncSettings) -> int:
@@ -26,9 +31,9 @@ def first_batches(space: SampleSpace, ranks: int, sync: SyncSettings) -> int:
 
     A period takes one for each of its steps, or more (R9), and so does accumulation (O6).
     """
-    rounds = space.total // (space.batch * ranks) if sync.lockstep else 0
+    rounds = space.total // (space.batch * ranks) if sync.lockstep and not by_speed(space, sync) else 0
     steps = max(sync.period, sync.accumulate)
-    most = max(FIRST_BATCHES_LOCKSTEP_MAX, steps)
+    most = max(FIRST_BATCHES_EQUAL_MAX, steps)
     return min(max(FIRST_BATCHES, steps, rounds), most) + sync.staleness
 
 
@@ -60,7 +65,7 @@ class Ledger:
         self._sync = sync
         self._pool = SamplePool(space.total)
         self._held: dict[int, list[Batch]] = {rank: [] for rank in ranks}
-        self._speeds = speeds if sync.shares == "speed" and not space.whole_batches else NO_SPEEDS
+        self._speeds = speeds if by_speed(space, sync) else NO_SPEEDS
         self._sizes: dict[int, int] = {}
         self._sizes = self._sizes_of(ranks)
         self._claim = 0  # the largest of the newest round with any

@@ -16,6 +16,10 @@ GAIN_MIN = 0.1
 change of speed later, lower lets sizes swing with the noise of the measurement."""
 
 
+SIZE_MIN = 2
+"""Samples of a batch, where equal batches have as many: of one alone BatchNorm has no variance, and the script ends."""
+
+
 def sizes_by_speed(speeds: Sequence[float], batch: int, current: Sequence[int]) -> tuple[int, ...] | None:
     """The sizes by rank to be used from now on; None if the current ones stay.
 
@@ -36,13 +40,13 @@ def sizes_by_speed(speeds: Sequence[float], batch: int, current: Sequence[int]) 
 
 
 def in_proportion(speeds: Sequence[float], joint: int) -> list[int]:
-    """Sizes that are together `joint`, at least one for each: one sample for each, and the rest where it lengthens the
-    round least. Speeds are positive, and need only be right beside each other; `joint` >= len(speeds)."""
-    total = sum(speeds)
+    """Sizes that are together `joint`: SIZE_MIN samples for each, if there are as many, and the rest where it lengthens
+    the round least. Speeds are positive, and need only be right beside each other; `joint` >= len(speeds)."""
+    total, least = sum(speeds), min(SIZE_MIN, joint // len(speeds))
     ideal = [joint * speed / total for speed in speeds]
-    sizes = [max(1, int(share)) for share in ideal]
+    sizes = [max(least, int(share)) for share in ideal]
     while (missing := joint - sum(sizes)) > 0:
         sizes[min(range(len(sizes)), key=lambda rank: (sizes[rank] + 1) / speeds[rank])] += 1
     for _ in range(-missing):
-        sizes[max((rank for rank in range(len(sizes)) if sizes[rank] > 1), key=lambda r: sizes[r] - ideal[r])] -= 1
+        sizes[max((rank for rank in range(len(sizes)) if sizes[rank] > least), key=lambda r: sizes[r] - ideal[r])] -= 1
     return sizes

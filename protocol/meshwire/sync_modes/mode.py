@@ -124,11 +124,11 @@ class SyncSettings(Wire):
 
     @property
     def lockstep(self) -> bool:
-        """Whether every learner is in every round with a batch of equal size, so that samples go by turns (X4).
+        """Whether every learner is in every round, so that samples go by turns (X4).
 
         Else each learner claims what it needs to go on at its own speed (X2).
         """
-        return self.straggler == "wait" and self.shares == "equal"
+        return self.straggler == "wait"
 
     def text(self) -> str:
         """As typed after --sync."""
@@ -190,16 +190,11 @@ def sync_settings(
     visibility: str | None = None,
     own: str | None = None,
     shares: str | None = None,
-    *,
-    unequal_peers: bool = False,
 ) -> SyncSettings:
     """What a person asked for, with the defaults filled in; None: not asked for.
 
-    Shares follow speed by default where peers that wait for each other would be slower by far: with s=0 they do so
-    only if the peers are known to be unequal, for equal shares give the same run again.
-
-    Args:
-        unequal_peers: whether the members' machines are of different kinds.
+    Shares follow speed, so that a slow laptop holds nobody up, but where something else sees to that or where measured
+    speeds must decide nothing.
 
     Raises:
         ValueError: naming the option, and what is possible instead.
@@ -246,7 +241,7 @@ def sync_settings(
         raise ValueError("--visibility fixed needs --shares equal: measured speeds differ between two runs (X4a)")
     fixed = visibility == "fixed"
     straggler = straggler or ("wait" if fixed or staleness == 0 else "carry")
-    equal = fixed or (staleness == 0 and not unequal_peers) or (period > 1 and straggler == "carry")
+    equal = fixed or (period > 1 and straggler == "carry")
     return SyncSettings.model_validate(
         {
             "staleness": 1 if mode.delay else staleness,

@@ -23,6 +23,7 @@ from meshwire.planning.price import CodecPrice
 from meshwire.planning.quality import EVIDENCE
 from meshwire.planning.replan import RATES, CodecForecast, StepForecast
 from meshwire.planning.step_trace import TracedScript
+from meshwire.sync_modes.mode import sync_settings
 from meshwire.sync_modes.settings_changes import SettingsChange
 from tests.daemon.cli.test_plan import CARL, FakeMesh, measured
 from tests.daemon.cli.test_whatif import traced
@@ -287,20 +288,29 @@ def test_laptops_that_differ_get_batches_that_suit_them_unless_equal_ones_are_ty
 ) -> None:
     mesh.speeds = {BERT: 0.6}
     body, said = submitted(endpoint)
-    assert body.shares == "speed"
+    assert sync_settings(body.sync, shares=body.shares).shares == "speed"
     assert "note: In this laptop's speed, by a short calculation: bert 0.60.\n" in said
-    assert " --shares speed" in said
+    assert "; slower ones get smaller batches" in said
     assert body.prediction is not None
     speeds = dict(body.prediction.speeds)
     assert list(speeds) == [ANNA, BERT]
     assert speeds[BERT] == pytest.approx(0.6 * speeds[ANNA], rel=0.05), "batches begin so (X4a)"
     body, said = submitted(endpoint, "--shares", "equal")
     assert body.shares == "equal"
-    assert "--shares speed" not in said
+    assert "slower ones" not in said
     mesh.speeds = {BERT: 0.9}
     mesh.known = {}
     body, said = submitted(endpoint)
-    assert body.shares is None
+    assert "slower ones" not in said
+
+
+def test_what_is_chosen_for_laptops_that_differ_goes_together(endpoint: Endpoint, mesh: FakeMesh) -> None:
+    """R9: in periods that end early a slower one takes fewer local steps, and batches by speed are refused."""
+    mesh.mbit, mesh.speeds = dict.fromkeys(mesh.mbit, 20.0), {BERT: 0.6}
+    body, said = submitted(endpoint, "--quality", "fast", "--peers", "2")
+    assert body.sync.endswith(",ssp:1")
+    sync_settings(body.sync, body.straggler, body.visibility, body.own, body.shares)
+    assert "; slower ones take fewer local steps for a round" in said
 
 
 def test_alone_is_on_the_laptop_that_is_fastest_alone(

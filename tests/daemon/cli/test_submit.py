@@ -536,22 +536,19 @@ async def test_a_dry_run_tells_what_a_submission_would(tmp_path: Path) -> None:
         assert body == AskLinked()
         return LinkedDevices(devices=everybody)
 
-    def link(device: str, name: str, cores: int) -> Any:
-        hello = SimpleNamespace(name=name, incarnation=1, software=SOFTWARE, cores=cores)
+    def link(device: str, name: str) -> Any:
+        hello = SimpleNamespace(name=name, incarnation=1, software=SOFTWARE)
         member = Member(device=device, incarnation=1, name=name)
         return SimpleNamespace(device=device, member=member, hello=hello, connection=SimpleNamespace(request=request))
 
     member = Member(device="a" * 64, incarnation=1, name="anna")
-    links = {
-        device: link(device, name, cores) for device, name, cores in (("b" * 64, "bert", 2), ("c" * 64, "cleo", 64))
-    }
+    links = {device: link(device, name) for device, name in (("b" * 64, "bert"), ("c" * 64, "cleo"))}
     node: Any = SimpleNamespace(device=member.device, member=member, software=SOFTWARE, links=links)
     board: Any = None
-    body = submission(tmp_path, "pass", codec="topk:0.01,gather", shares=None, dry_run=True)
+    body = submission(tmp_path, "pass", codec="topk:0.01,gather", dry_run=True)
     told = await Submission(node, board, body, lambda _: None).run("test")
     assert len(told.members) == 3
     assert any(note.startswith("codec topk:gather with 3 devices") for note in told.notes)
-    assert any("to 64 cores: batch sizes follow" in note for note in told.notes)
 
 
 @pytest.mark.usefixtures("project")

@@ -36,7 +36,7 @@ BODY = Submit(
 def by_daemon(sync: str, codec: str | None, topology: str | None, masks: str | None) -> str | None:
     changes = {"sync": sync, "codec": codec, "topology": topology, "masks": masks}
     try:
-        check_settings(BODY.model_copy(update=changes), unequal_peers=False)
+        check_settings(BODY.model_copy(update=changes))
     except RequestFailed as error:
         return str(error)
     return None

@@ -25,7 +25,8 @@ from tests.train.dealcluster import Cluster, Learner
 LOCKSTEP = SyncSettings()
 
 
-def claims(staleness: int) -> SyncSettings:
+def by_speed(staleness: int) -> SyncSettings:
+    """With claims above 0, in lockstep at 0."""
     return SyncSettings(staleness=staleness, straggler="carry" if staleness else "wait", shares="speed")
 
 
@@ -80,7 +81,7 @@ def test_exactly_once(seed: int) -> None:
     draw = random.Random(seed)
     members, staleness, count = draw.randint(1, 4), draw.choice([0, 0, 1, 2, 5]), draw.randint(4, 400)
     loader = DataLoader(Numbers(count), batch_size=draw.randint(1, 5), shuffle=draw.random() < 0.5)
-    cluster = Cluster(loader, members, claims(staleness), seed)
+    cluster = Cluster(loader, members, by_speed(staleness), seed)
     epochs = 3
     cluster.run(any_script(seed, epochs))
     check_epochs(cluster, epochs - 1, count)
@@ -111,7 +112,7 @@ def test_exactly_once_whoever_is_lost_and_comes_back(seed: int) -> None:
     """
     draw = random.Random(seed)
     members, count = draw.randint(2, 4), draw.randint(4, 300)
-    sync = LOCKSTEP if seed % 2 else claims(draw.choice([0, 1, 2, 5]))
+    sync = LOCKSTEP if seed % 2 else by_speed(draw.choice([0, 1, 2, 5]))
     if draw.random() < 0.3:
         loader = DataLoader(Numbers(count + 40), batch_sampler=Runs(count + 40))
         count += 40
@@ -216,7 +217,7 @@ def test_a_script_that_leaves_every_epoch_early_reads_on(limit: int) -> None:
 
 def test_steps_are_lost_and_passed_over_in_these_runs() -> None:
     """The cluster does what the tests above are about."""
-    cluster = Cluster(DataLoader(Numbers(2000), batch_size=2), 3, claims(2), 1, speeds=[1, 3, 3])
+    cluster = Cluster(DataLoader(Numbers(2000), batch_size=2), 3, by_speed(2), 1, speeds=[1, 3, 3])
 
     def script(learner: Learner) -> None:
         for _ in range(2):
@@ -233,7 +234,7 @@ def test_steps_are_lost_and_passed_over_in_these_runs() -> None:
 
 @pytest.mark.parametrize("persistent", mostly_slow([False, True]))
 @pytest.mark.parametrize(
-    "sync", [LOCKSTEP, pytest.param(claims(2), marks=pytest.mark.slow)], ids=["lockstep", "claims"]
+    "sync", [LOCKSTEP, pytest.param(by_speed(2), marks=pytest.mark.slow)], ids=["lockstep", "claims"]
 )
 @pytest.mark.parametrize("prefetch", mostly_slow([2, 30]))
 def test_workers_prefetch(sync: SyncSettings, persistent: bool, prefetch: int) -> None:
@@ -263,7 +264,7 @@ def test_workers_prefetch(sync: SyncSettings, persistent: bool, prefetch: int) -
 @pytest.mark.parametrize("staleness", [0, 3])
 def test_whole_batches(staleness: int) -> None:
     """Units are batches of the script's own sampler; weights are samples."""
-    cluster = Cluster(DataLoader(Numbers(301), batch_sampler=Runs(301)), 3, claims(staleness), 3)
+    cluster = Cluster(DataLoader(Numbers(301), batch_sampler=Runs(301)), 3, by_speed(staleness), 3)
     assert cluster.space == SampleSpace(total=151, batch=1, whole_batches=True, drop_last=False)
     whole = {tuple(batch) for batch in Runs(301).batches}
 
@@ -283,7 +284,7 @@ def test_whole_batches(staleness: int) -> None:
 
 def test_drop_last() -> None:
     """Less than a joint batch is left out."""
-    cluster = Cluster(DataLoader(Numbers(203), batch_size=5, drop_last=True), 2, claims(1), 8)
+    cluster = Cluster(DataLoader(Numbers(203), batch_size=5, drop_last=True), 2, by_speed(1), 8)
 
     def script(learner: Learner) -> None:
         for _ in range(3):
@@ -300,7 +301,7 @@ def test_drop_last() -> None:
 
 def test_a_member_that_finishes_early_holds_nobody_up() -> None:
     """Its samples are told as unused; all others are covered once."""
-    cluster = Cluster(DataLoader(Numbers(400), batch_size=2), 3, claims(1), 4)
+    cluster = Cluster(DataLoader(Numbers(400), batch_size=2), 3, by_speed(1), 4)
 
     def script(learner: Learner) -> None:
         for _ in range(3):
@@ -316,7 +317,7 @@ def test_a_member_that_finishes_early_holds_nobody_up() -> None:
     assert cluster.unused[0] > 0
 
 
-@pytest.mark.parametrize("sync", [LOCKSTEP, lockstep(2), claims(0), claims(2)])
+@pytest.mark.parametrize("sync", [LOCKSTEP, lockstep(2), by_speed(0), by_speed(2)])
 def test_accumulation_that_the_epoch_cuts_goes_on_in_the_next(sync: SyncSettings) -> None:
     """Nobody waits for itself: what is handed out and not bound is part of the next step's contribution."""
     cluster = Cluster(DataLoader(Numbers(103), batch_size=1), 2, sync, 6)
@@ -335,7 +336,7 @@ def test_accumulation_that_the_epoch_cuts_goes_on_in_the_next(sync: SyncSettings
 
 def test_nobody_waits_for_samples_of_a_peer_in_a_barrier() -> None:
     """A loop that one peer has left early, then a barrier; then the rest of the samples."""
-    cluster = Cluster(DataLoader(Numbers(200), batch_size=1), 2, claims(1), 9)
+    cluster = Cluster(DataLoader(Numbers(200), batch_size=1), 2, by_speed(1), 9)
 
     def script(learner: Learner) -> None:
         for _ in learner.read(count=3 if learner.rank else None):
@@ -417,7 +418,7 @@ def left(loader: DealtLoader) -> bool:
 @pytest.mark.parametrize("accumulate", [1, 4])
 def test_a_step_claims_what_it_needs_ahead(staleness: int, accumulate: int) -> None:
     """X2: 2(s+1) times the largest step and one more."""
-    deal, loader, _ = dealt(sync=claims(staleness))
+    deal, loader, _ = dealt(sync=by_speed(staleness))
     deal.grant(batches(36), 0)
     script = iter(loader)
     assert deal.bind(1) == 2 * (staleness + 1) + 1

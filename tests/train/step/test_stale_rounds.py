@@ -826,6 +826,6 @@ def test_clipping_of_its_own_cannot_be_done_by_who_is_idle() -> None:
             nn.utils.clip_grad_norm_(model.parameters(), 0.3)
             optimizer.step()
 
-    told = pytest.raises(UsageError, match=r"mt\.clip_grad_norm_, or submit with --shares equal")
-    with LocalDaemon(2, shares="speed") as daemon, told:
+    told = pytest.raises(UsageError, match=r"clip with mt\.clip_grad_norm_$")
+    with LocalDaemon(2) as daemon, told:
         daemon.run(script)

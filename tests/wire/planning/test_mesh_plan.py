@@ -204,6 +204,16 @@ def test_a_topology_that_was_typed_leaves_hubs_out() -> None:
 # --- while a job runs ---
 
 
+def test_a_job_goes_over_to_no_codec_that_does_not_go_its_way() -> None:
+    """C3: a topology that is not a codec's usual one stays."""
+    mesh = plan(1_000_000, 0.2, 1000, 1000)
+    option = mesh.best((0,), Quality.EXACT)
+    gathering = replace(option, price=replace(option.price, settings=job_settings("fp32", "bsp", "gather")))
+    forecast = mesh.forecast(gathering, Quality.SAFE)
+    assert forecast is not None
+    assert {each.codec for each in forecast.codecs} == {"fp32", "fp16", "bf16"}
+
+
 @pytest.mark.parametrize("hub", [False, True])
 def test_what_a_job_may_go_over_to_is_forecast_at_every_rate(hub: bool) -> None:
     """18.3: the codecs of the wished quality in the same mode, those first that give up least, of which what is within

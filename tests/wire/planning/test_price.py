@@ -10,9 +10,10 @@ from meshwire.collectives.strategy import TOPOLOGIES, collective_for, topologies
 from meshwire.model.fragments import manifest_under
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.masks import masks_of, travel_of
+from meshwire.model.plan import plan_buckets
 from meshwire.planning.choose import EVERY, chosen, job_settings, legal_settings, priced
 from meshwire.planning.network import NO_WORK, Network, cables, cell
-from meshwire.planning.price import Binds, CodecPrice, JobSettings, Price, Pricing
+from meshwire.planning.price import LOADS_MAX, Binds, CodecPrice, JobSettings, Price, Pricing
 from meshwire.planning.quality import EVIDENCE, Quality, Tried
 from meshwire.planning.step_trace import StepTrace
 from meshwire.planning.what_if import WhatIf
@@ -73,6 +74,18 @@ def test_bsp_on_a_slow_link_takes_the_exchange_and_what_cannot_overlap() -> None
     assert found.step_s == pytest.approx(first_s + VECTOR_BYTES / rate + trace.after_s, rel=0.01)
     assert found.sent_bytes == pytest.approx((VECTOR_BYTES,) * 2, rel=0.001)
     assert found.link_part == pytest.approx(10 / found.step_s, rel=0.01)
+
+
+@pytest.mark.parametrize(("members", "vectors"), [(2, 1), (4, 3), (8, 7)])
+def test_what_comes_to_a_hub_is_sent_back_while_the_rest_still_comes(members: int, vectors: int) -> None:
+    """A daemon sends a frame on as soon as its sum is there: both directions of a cable are busy together."""
+    pricing = Pricing(manifest(2 * VALUES), PRICES)
+    assert len(plan_buckets(pricing.manifest, codec=FP32).buckets) < LOADS_MAX
+    rate = 2 * VECTOR_BYTES / 10
+    found = pricing.price(
+        job_settings("fp32", "local:8", "star:0"), (step(),) * members, quick(cables(members, rate, 0.0))
+    )
+    assert 8 * (found.step_s - step().alone_s) == pytest.approx(10 * vectors, rel=0.1)
 
 
 def test_who_mixes_within_a_period_sends_whole_vectors_and_waits_for_a_step_at_most() -> None:

@@ -7,18 +7,23 @@ import pytest
 from meshwire.messages.learner import EpochOver, Grant, SampleSpace
 from meshwire.messages.rounds import Bind, SampleBlock
 from meshwire.samples.grants import LOOK_EVERY_BINDS, SampleGrants
-from meshwire.samples.ledger import FIRST_BATCHES
+from meshwire.samples.ledger import first_batches
 from meshwire.samples.pool import Batch
-from meshwire.sync_modes.mode import Shares, SyncSettings
+from meshwire.sync_modes.mode import SyncSettings
+
+BY_SPEED = SyncSettings(shares="speed")
+CLAIMS = SyncSettings(staleness=1, straggler="carry", shares="speed")
 
 
 class Member:
-    def __init__(self, rank: int, *, total: int = 1000, shares: Shares = "speed", whole_batches: bool = False) -> None:
+    def __init__(
+        self, rank: int, *, total: int = 1000, sync: SyncSettings = BY_SPEED, whole_batches: bool = False
+    ) -> None:
         self.rank = rank
         self.space = SampleSpace(
             total=total, batch=1 if whole_batches else 4, whole_batches=whole_batches, drop_last=False
         )
-        self.sync = SyncSettings(shares=shares)
+        self.sync = sync
         self.dealing = SampleGrants(self.space, rank, range(2), self.sync)
 
     @property
@@ -50,14 +55,15 @@ def complete(*binds: tuple[int, Sequence[SampleBlock], int, tuple[int, ...]]) ->
 
 def test_the_learner_is_granted_its_first_lot_and_what_it_claims() -> None:
     """X2: only its own, in order; and it is told of every round that it is in, so that it knows what is to come."""
-    members = [Member(0), Member(1)]
+    members = [Member(0, sync=CLAIMS), Member(1, sync=CLAIMS)]
     for member in members:
         member.dealing.begin()
     first = [member.blocks() for member in members]
-    assert [len(blocks) for blocks in first] == [FIRST_BATCHES] * 2
-    position = FIRST_BATCHES * 2 * 4
+    held = first_batches(members[0].space, 2, CLAIMS)
+    assert [len(blocks) for blocks in first] == [held] * 2
+    position = held * 2 * 4
     for member in members:
-        done = complete((1, first[1][:1], FIRST_BATCHES + 1, ()), (0, first[0][:2], 0, ()))
+        done = complete((1, first[1][:1], held + 1, ()), (0, first[0][:2], 0, ()))
         assert member.dealing.complete(done) == {}
         assert member.dealing.complete(complete((0, first[0][2:3], 0, ()))) == {}
     assert members[0].told[1:] == [Grant(batches=(), step=9)] * 2
@@ -202,7 +208,9 @@ def test_the_lowest_rank_that_learns_decides_after_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "member", [Member(1), Member(0, shares="equal"), Member(0, whole_batches=True)], ids=["rank 1", "equal", "whole"]
+    "member",
+    [Member(1), Member(0, sync=SyncSettings()), Member(0, whole_batches=True)],
+    ids=["rank 1", "equal", "whole"],
 )
 def test_nobody_else_decides_sizes(member: Member) -> None:
     member.dealing.measured(0, 300.0)

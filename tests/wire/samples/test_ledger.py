@@ -1,5 +1,6 @@
 """The ledger of samples: each in one round an epoch, whatever learners do, who is lost and who joins (X1 to X5)."""
 
+import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -11,8 +12,9 @@ from meshwire.messages.generation import DealState
 from meshwire.messages.learner import SampleSpace
 from meshwire.messages.rounds import Bind, SampleBlock
 from meshwire.samples.epochs import rounds_per_epoch
-from meshwire.samples.ledger import FIRST_BATCHES, FIRST_BATCHES_LOCKSTEP_MAX, Ledger, first_batches
+from meshwire.samples.ledger import FIRST_BATCHES, FIRST_BATCHES_EQUAL_MAX, Ledger, first_batches
 from meshwire.samples.pool import Batch
+from meshwire.sync_modes.batch_sizes import in_proportion
 from meshwire.sync_modes.mode import SyncSettings, sync_settings
 from tests.plannedeal import deal
 
@@ -184,6 +186,31 @@ def test_in_lockstep_turns_are_the_rounds_of_a_plan(
             assert used == {rank: (block(epoch, *planned[rank]),) for rank in range(members)}
             grants = granted(ledger.complete({rank: bind([used[rank]], claim) for rank in used}))
             for rank, batches in grants.items():
+                held[rank] += batches
+        assert ledger.over(epoch, set()) == 0
+
+
+@settings(max_examples=50)
+@given(st.integers(1, 5), st.integers(2, 6), st.integers(0, 200), st.booleans(), st.integers(0, 2**32))
+def test_in_lockstep_rounds_of_unequal_batches_are_those_of_one_process(
+    members: int, batch: int, more: int, drop_last: bool, seed: int
+) -> None:
+    """X4, X4a: whatever sizes a round puts in force and whoever prefetches more, each round is the next joint batch,
+    cut among all ranks."""
+    draw, total = random.Random(seed), members * batch + more
+    ledger = Ledger(space(total, batch, drop_last=drop_last), range(members), SyncSettings(shares="speed"))
+    held = {rank: list(ledger.batches(rank)) for rank in range(members)}
+    for epoch in range(3):
+        for index in range(rounds_per_epoch(total, [batch] * members, drop_last=drop_last)):
+            used = {rank: batches.pop(0) for rank, batches in held.items()}
+            joint = deal(total, [batch] * members, index, drop_last=drop_last)
+            assert units([used[rank] for rank in range(members)]) == [
+                (epoch, at) for at in range(joint[0][0], joint[-1][1])
+            ]
+            sizes = in_proportion([draw.uniform(0.1, 1) for _ in range(members)], batch * members)
+            changed = {0: sizes} if index % 3 == 0 else {}
+            binds = {rank: bind([used[rank]], draw.randint(3, 9), changed.get(rank, ())) for rank in used}
+            for rank, batches in granted(ledger.complete(binds)).items():
                 held[rank] += batches
         assert ledger.over(epoch, set()) == 0
 
@@ -425,7 +452,7 @@ def test_memory_is_what_is_granted_and_not_covered() -> None:
 def test_the_first_lot() -> None:
     """X2: enough for a step that accumulates; in lockstep more, where an epoch is long."""
     assert first_batches(space(10**6, 1), 2, CLAIMS) == FIRST_BATCHES + 2
-    assert first_batches(space(10**6, 1), 2, LOCKSTEP) == FIRST_BATCHES_LOCKSTEP_MAX
+    assert first_batches(space(10**6, 1), 2, LOCKSTEP) == FIRST_BATCHES_EQUAL_MAX
     assert first_batches(space(300, 5), 1, LOCKSTEP) == 60
     assert first_batches(space(300, 5), 1, sync_settings("local:500")) == 500
     assert first_batches(space(10**6, 1), 2, sync_settings("local:500")) == 500

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from meshwire import limits
 from meshwire.messages.job import Metrics
-from meshwire.sync_modes.batch_sizes import DEAD_BAND, GAIN_MIN, sizes_by_speed
+from meshwire.sync_modes.batch_sizes import DEAD_BAND, GAIN_MIN, SIZE_MIN, sizes_by_speed
 
 SPEEDS = st.lists(st.floats(0.01, 1e6), min_size=1, max_size=9)
 
@@ -23,7 +23,7 @@ def test_the_joint_batch_is_kept_and_everybody_has_a_sample(speeds: list[float],
     sizes = sizes_by_speed(speeds, batch, equal)
     if sizes is not None:
         assert sum(sizes) == batch * len(speeds)
-        assert min(sizes) >= 1
+        assert min(sizes) >= min(SIZE_MIN, batch)
         assert round_s(sizes, speeds) < round_s(equal, speeds)
         assert sizes_by_speed(speeds, batch, sizes) is None, "at the same speeds they stay"
 
@@ -31,7 +31,7 @@ def test_the_joint_batch_is_kept_and_everybody_has_a_sample(speeds: list[float],
 @given(st.lists(st.floats(0, limits.SAMPLES_MAX), min_size=1, max_size=9), st.integers(1, 64))
 def test_no_speed_of_a_report_makes_it_raise(speeds: list[float], batch: int) -> None:
     sizes = sizes_by_speed(speeds, batch, [batch] * len(speeds))
-    assert sizes is None or (sum(sizes) == batch * len(speeds) and min(sizes) >= 1)
+    assert sizes is None or (sum(sizes) == batch * len(speeds) and min(sizes) >= min(SIZE_MIN, batch))
 
 
 @pytest.mark.parametrize("speed", [float("nan"), float("inf"), 1e308, -1.0])
@@ -44,7 +44,8 @@ def test_a_report_holds_no_other_speed(speed: float) -> None:
 def test_sizes_are_in_proportion_to_speed() -> None:
     assert sizes_by_speed([100.0, 300.0], 32, [32, 32]) == (16, 48)
     assert sizes_by_speed([10.0, 10.0, 5.0], 10, [10, 10, 10]) == (12, 12, 6)
-    assert sizes_by_speed([1.0, 1.0, 1000.0], 2, [2, 2, 2]) == (1, 1, 4)
+    assert sizes_by_speed([1.0, 1.0, 1000.0], 8, [8, 8, 8]) == (2, 2, 20), "BatchNorm takes two"
+    assert sizes_by_speed([1.0, 1.0, 1000.0], 2, [2, 2, 2]) is None
 
 
 @pytest.mark.parametrize("speeds", [[0.0, 5.0], [0.0, 0.0]])

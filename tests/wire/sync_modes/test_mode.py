@@ -19,7 +19,7 @@ def test_bsp_and_a_bound_of_zero_are_the_same() -> None:
 def test_defaults_follow_the_bound() -> None:
     """R8: with s > 0 late learners are carried; without a bound there is nothing to carry."""
     assert sync_settings("bsp") == SyncSettings(
-        staleness=0, straggler="wait", visibility="eager", own="1", shares="equal"
+        staleness=0, straggler="wait", visibility="eager", own="1", shares="speed"
     )
     assert sync_settings("ssp:2") == SyncSettings(
         staleness=2, straggler="carry", visibility="eager", own="1", shares="speed"
@@ -33,20 +33,26 @@ def test_fixed_visibility_brings_what_it_needs() -> None:
     assert made.lockstep
 
 
-def test_shares_follow_speed_where_a_slower_peer_is_to_be_expected() -> None:
-    """X4a: with s=0 only if the peers are unequal, for the same run again is what BSP is for."""
-    assert sync_settings("bsp").shares == "equal"
-    assert sync_settings("bsp", unequal_peers=True).shares == "speed"
-    assert sync_settings("bsp", shares="equal", unequal_peers=True).shares == "equal"
-    assert sync_settings("ssp:2", visibility="fixed", unequal_peers=True).shares == "equal"
+@pytest.mark.parametrize("sync", ["bsp", "bsp,accumulate=4", "ssp:2", "local:8", "diloco:8,stream=4,tau=1", "sma:2"])
+def test_shares_follow_speed_unless_equal_ones_are_typed(sync: str) -> None:
+    """X4a: a laptop that is slow, or becomes so, holds nobody up, whoever has chosen the mode."""
+    assert sync_settings(sync).shares == "speed"
+    assert sync_settings(sync, shares="equal").shares == "equal"
+
+
+def test_shares_are_equal_where_speed_decides_nothing_or_something_else() -> None:
+    """R8, R9: a run that comes out the same again; periods that end early, where a slower one takes fewer steps."""
+    assert sync_settings("ssp:2", visibility="fixed").shares == "equal"
+    assert sync_settings("local:8,ssp:1").shares == "equal"
+    assert sync_settings("local:8,ssp:1", "wait").shares == "speed"
 
 
 @pytest.mark.parametrize("straggler", ["carry", "wait"])
 @pytest.mark.parametrize("shares", ["equal", "speed"])
-def test_learners_are_in_lockstep_where_none_is_passed_over_and_shares_are_equal(straggler: str, shares: str) -> None:
-    """X2, X4: samples go by turns only if every member takes part in every round with a batch of equal size."""
+def test_learners_are_in_lockstep_where_none_is_passed_over(straggler: str, shares: str) -> None:
+    """X2, X4: samples go by turns only if every member takes part in every round, with however many."""
     made = sync_settings("ssp:1", straggler=straggler, shares=shares)
-    assert made.lockstep == (straggler == "wait" and shares == "equal")
+    assert made.lockstep == (straggler == "wait")
 
 
 @pytest.mark.parametrize("bound", range(0, limits.STALENESS_MAX + 1, 16))
@@ -108,7 +114,7 @@ def test_periods_that_overlap_with_their_exchange(sync: str) -> None:
     """R9: a bound goes with each period; who is slower takes fewer local steps, so batches stay equal."""
     made = sync_settings(f"{sync},ssp:2")
     assert made.text() == f"{sync},ssp:2"
-    assert made == sync_settings(sync).model_copy(update={"staleness": 2, "straggler": "carry"})
+    assert made == sync_settings(sync, shares="equal").model_copy(update={"staleness": 2, "straggler": "carry"})
     assert made.ends_early
     assert (made.shares, made.lockstep) == ("equal", False)
     assert not sync_settings(f"{sync},ssp:2", "wait").ends_early

