@@ -92,6 +92,12 @@ class Link:
     def on_writable(self, _: Callable[[], None]) -> Callable[[], None]:
         return lambda: None
 
+    def path(self) -> None:
+        """There is no kernel that could tell."""
+
+    def share(self, bytes_s: float | None) -> None:
+        raise AssertionError(bytes_s)
+
     def send_chunk(self, header: Header, payload: Any) -> None:
         self.chunks.append((header, payload))
 

@@ -136,6 +136,12 @@ class FakeLink:
         self.resume = callback
         return partial(setattr, self, "resume", None)
 
+    def path(self) -> None:
+        """There is no kernel that could tell."""
+
+    def share(self, bytes_s: float | None) -> None:
+        raise AssertionError(bytes_s)
+
     def send_chunk(self, header: Header, payload: memoryview | None) -> None:
         assert self.writable
         self.queue.append((header, payload))

@@ -81,6 +81,12 @@ class Line:
     def notify(self, body: Wire, *, job: int = 0, generation: int = 0, complete: int = 0) -> None:
         self._put((Header(Kind.CONTROL, 1, job=job, generation=generation, complete=complete), body))
 
+    def path(self) -> None:
+        """There is no kernel that could tell."""
+
+    def share(self, bytes_s: float | None) -> None:
+        raise AssertionError(bytes_s)
+
     def send_chunk(self, header: Header, payload: memoryview | None) -> None:
         self._put((header, None if payload is None else bytes(payload)))
 

@@ -95,6 +95,12 @@ class LinkEnd:
     def on_writable(self, callback: Callable[[], None]) -> Callable[[], None]:
         return callback  # it always is, so whoever subscribes is never called
 
+    def path(self) -> None:
+        """There is no kernel that could tell."""
+
+    def share(self, bytes_s: float | None) -> None:
+        raise AssertionError(bytes_s)
+
     def send_chunk(self, header: Header, payload: memoryview | bytes | None) -> None:
         self._here.world.check_sends(self._here, header.generation)
         self.send(Chunk(header, bytes(payload or b"")))

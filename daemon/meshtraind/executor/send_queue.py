@@ -11,6 +11,7 @@ from meshtraind.executor.compute import Calculation
 from meshtraind.executor.host import ChunkTrace, ExchangeMembers, RoundHost
 from meshtraind.executor.round_buffers import RoundMemory
 from meshtraind.runtime.timeslice import Slices
+from meshtraind.transport.uplink_share import UplinkShare
 from meshwire.collectives.exchange import Strategy, Work
 from meshwire.frames.header import Flags, Header, Kind
 
@@ -36,6 +37,7 @@ class Sending:
         strategies: of the generation.
         host: says which round is complete.
         trace: None: nobody notes chunks.
+        at_once: to how many members it sends at once, whenever it sends.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Sending:
         calculation: Calculation,
         host: RoundHost,
         trace: ChunkTrace | None,
+        at_once: int,
     ) -> None:
         self._links = members.links
         self._job = job
@@ -56,6 +59,8 @@ class Sending:
         self._calculation = calculation
         self._host = host
         self._trace = trace
+        self._at_once = at_once
+        self._share: UplinkShare | None = None
         self._queues: dict[int, deque[_Item]] = {}
         self._local: deque[_Item] = deque()  # a world of one has nobody to send to
         self._slices = Slices(self._next)
@@ -67,6 +72,10 @@ class Sending:
         nothing more."""
         self._started = True
         self._links = dict(self._links)
+        if self._at_once > 1:
+            programs = [strategy.program for strategy in self._strategies.values()]
+            receivers = {step.send_to for program in programs for step in program.steps}
+            self._share = UplinkShare([link for to, link in self._links.items() if to in receivers], self._at_once)
         self._unsubscribe = [link.on_writable(self._slices.run) for link in self._links.values()]
         self._slices.run()
 
@@ -95,6 +104,8 @@ class Sending:
         self._slices.stop()
         for unsubscribe in self._unsubscribe:
             unsubscribe()
+        if self._share is not None:
+            self._share.close()
         self._queues.clear()
         self._local.clear()
 
@@ -109,6 +120,8 @@ class Sending:
                 frame = self._prepare(queue.popleft())
                 assert frame is not None
                 link.send_chunk(*frame)
+                if self._share is not None:
+                    self._share.sends()
                 return True
         return False
 

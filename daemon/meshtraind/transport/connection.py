@@ -15,7 +15,7 @@ from meshtraind.runtime.log_limit import caused_by
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.transport.compression import LinkRate, Lossless, unpack_into
 from meshtraind.transport.congestion import prefer_bbr
-from meshtraind.transport.low_extra_delay import LinkPacer
+from meshtraind.transport.low_extra_delay import LinkPacer, PathSample, path_of
 from meshtraind.transport.notice_frames import NoticeFrames
 from meshtraind.transport.requests import ConnectionEnded, RequestFailed, Requests
 from meshtraind.transport.send_cap import SendCap
@@ -186,6 +186,17 @@ class Connection(asyncio.BufferedProtocol):
         self._traffic.chunk_payload_bytes += header.carried_bytes
         if self.cap is not None and not self.same_host:
             self.pacer.sends(self._transport, self.cap)
+
+    def path(self) -> PathSample | None:
+        """What the kernel says of the way to another machine; None within this one, and where it does not."""
+        if self._transport is None or self.same_host:
+            return None
+        return path_of(self._transport.get_extra_info("socket"))
+
+    def share(self, bytes_s: float | None) -> None:
+        """What is sent leaves at most so fast, for other links send too; None: as fast as the way takes it."""
+        if self._transport is not None and not self.same_host:
+            self.pacer.share(self._transport.get_extra_info("socket"), bytes_s)
 
     @property
     def remote_host(self) -> str | None:

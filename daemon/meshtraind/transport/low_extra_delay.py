@@ -32,9 +32,9 @@ AHEAD = 1.1  # of what it was seen to carry: no pace is more, or a queue would b
 _SO_MAX_PACING_RATE = 47  # which the socket module does not name
 _PACE = struct.Struct("I")
 _NO_PACE = 0xFFFFFFFF
-# Places in Linux's struct tcp_info (since 4.9): packets not acknowledged yet, smoothed round trip, bytes acknowledged,
-# shortest round trip.
-_TCP_INFO = struct.Struct("=24xI40xI48xQ20xI")
+# Places in Linux's struct tcp_info (since 4.10): packets not acknowledged yet, smoothed round trip, bytes acknowledged,
+# shortest round trip, time with something under way.
+_TCP_INFO = struct.Struct("=24xI40xI48xQ20xI16xQ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,14 @@ class PathSample:
         shortest_s: how long they took at best in the last minutes.
         arrived_bytes: of all that was sent.
         sending: something has not arrived yet.
+        busy_s: for how long something had not, since the connection began.
     """
 
     rtt_s: float
     shortest_s: float
     arrived_bytes: int
     sending: bool
+    busy_s: float = 0.0
 
 
 class LowExtraDelay:
@@ -105,17 +107,24 @@ class LinkPacer:
     has the kernel keep the pace.
 
     Attributes:
-        delay: what decides.
+        delay: what decides, beside its share.
     """
 
     def __init__(self) -> None:
         self.delay = LowExtraDelay()
+        self._share_bytes_s: float | None = None
+        self._kept_bytes_s: float | None = None  # by the kernel
         self._timer: asyncio.TimerHandle | None = None
 
     def sends(self, transport: asyncio.Transport, cap: SendCap) -> None:
         """Hears that a chunk was given to the transport: it looks until all has arrived."""
         if self._timer is None and (cap.low_delay or self.delay.pace_bytes_s is not None):
             self._look(transport, cap, begins=True)
+
+    def share(self, sock: socket.socket | None, bytes_s: float | None) -> None:
+        """At most so fast from now on, for other links of this device send too; None: there is no such limit."""
+        self._share_bytes_s = bytes_s
+        self._keep(sock)
 
     def close(self) -> None:
         """The connection has ended."""
@@ -127,16 +136,21 @@ class LinkPacer:
 
     def _look(self, transport: asyncio.Transport, cap: SendCap, begins: bool = False) -> None:
         self._timer = None
-        sock, before = transport.get_extra_info("socket"), self.delay.pace_bytes_s
+        sock = transport.get_extra_info("socket")
         path = path_of(sock)
         if not cap.low_delay:
             self.delay = LowExtraDelay()
         elif path is not None:
             self.delay.look(asyncio.get_running_loop().time(), path, begins=begins)
-        if self.delay.pace_bytes_s != before:
-            set_pace(sock, self.delay.pace_bytes_s)
+        self._keep(sock)
         if path is not None and (begins or path.sending) and cap.low_delay:
             self._look_later(transport, cap)
+
+    def _keep(self, sock: socket.socket | None) -> None:
+        pace = min((each for each in (self.delay.pace_bytes_s, self._share_bytes_s) if each is not None), default=None)
+        if pace != self._kept_bytes_s and sock is not None:
+            self._kept_bytes_s = pace
+            set_pace(sock, pace)
 
 
 def path_of(sock: socket.socket | None) -> PathSample | None:
@@ -149,8 +163,8 @@ def path_of(sock: socket.socket | None) -> PathSample | None:
         return None
     if len(info) < _TCP_INFO.size:
         return None
-    under_way, rtt_us, arrived_bytes, shortest_us = _TCP_INFO.unpack_from(info)
-    return PathSample(rtt_us * 1e-6, shortest_us * 1e-6, arrived_bytes, under_way > 0)
+    under_way, rtt_us, arrived_bytes, shortest_us, busy_us = _TCP_INFO.unpack_from(info)
+    return PathSample(rtt_us * 1e-6, shortest_us * 1e-6, arrived_bytes, under_way > 0, busy_us * 1e-6)
 
 
 def set_pace(sock: socket.socket, bytes_s: float | None) -> None:

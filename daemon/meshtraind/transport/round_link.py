@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
+from meshtraind.transport.low_extra_delay import PathSample
 from meshwire.frames.header import Header
 from meshwire.message_base import Wire
 
@@ -22,6 +23,12 @@ class RoundLink(Protocol):
 
     def send_chunk(self, header: Header, payload: memoryview | bytes | None) -> None:
         """Queues one chunk, whose memory must stay unchanged until it has left; the caller has checked `writable`."""
+
+    def path(self) -> PathSample | None:
+        """What the kernel says of the way to another machine; None where it does not."""
+
+    def share(self, bytes_s: float | None) -> None:
+        """What is sent leaves at most so fast, for other links send too; None: as fast as the way takes it."""
 
     @property
     def chunk_bytes_received(self) -> int:

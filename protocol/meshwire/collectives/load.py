@@ -35,6 +35,14 @@ def waves_of(programs: Sequence[Program]) -> tuple[tuple[Transfer, ...], ...]:
     return tuple(map(tuple, waves))
 
 
+def sends_at_once(programs: Sequence[Program], rank: int) -> int:
+    """To how many others a member sends at once, whenever it sends: 1 around a ring, where it waits for what it sends
+    on; m - 1 where all shards go to their owners; 0: it sends nothing."""
+    position = programs[0].ranks.index(rank)
+    waves = [{each.receiver for each in wave if each.sender == position} for wave in waves_of(programs)]
+    return min((len(receivers) for receivers in waves if receivers), default=0)
+
+
 def crossings(sender_wired: bool, receiver_wired: bool) -> int:
     """How often what one member sends to another crosses the air of their WiFi cell: up to the access point, and down
     from it, but not where a cable is."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from meshwire.collectives.load import Load, load_of, transfers_of, waves_of
+from meshwire.collectives.load import Load, load_of, sends_at_once, transfers_of, waves_of
 from meshwire.collectives.strategy import TOPOLOGIES, topology_of
 from meshwire.collectives.topology import Program
 
@@ -83,3 +83,23 @@ def test_a_wave_needs_earlier_ones_alone(name: str, members: int) -> None:
 
 def test_a_member_alone_moves_nothing() -> None:
     assert load_of(programs_of("ring", 1)) == Load((0.0,), (0.0,), 0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "at_once"),
+    [
+        ("ring", [1] * 4),
+        ("butterfly", [1] * 4),
+        ("tree", [2, 1, 1, 1]),
+        ("sharded", [3] * 4),
+        ("gather", [3] * 4),
+        ("star:1", [1, 3, 1, 1]),
+    ],
+)
+def test_to_how_many_is_sent_at_once_whenever_something_is(name: str, at_once: list[int]) -> None:
+    programs = topology_of(name).programs((0, 1, 2, 3))
+    assert [sends_at_once(programs, rank) for rank in range(4)] == at_once
+
+
+def test_a_member_alone_sends_to_nobody() -> None:
+    assert sends_at_once(topology_of("sharded").programs((5,)), 5) == 0
