@@ -5,9 +5,9 @@ from typing import Any, cast
 import pytest
 
 from meshtraind.transport.connection import Connection
-from meshtraind.transport.low_extra_delay import PathSample
+from meshtraind.transport.low_extra_delay import PACE_BYTES_S_MIN, PathSample
 from meshtraind.transport.round_link import RoundLink
-from meshtraind.transport.uplink_share import HEADROOM, LOOK_INTERVAL_S, UplinkShare
+from meshtraind.transport.uplink_share import HEADROOM, LOOK_INTERVAL_S, QUIET_LOOKS, UplinkShare
 from tests.daemon.transport.test_low_extra_delay import Path, Silent, Wire
 from tests.sim.clusternetwork import Clock, Node
 from tests.sim.virtualloop import virtual_loop
@@ -58,6 +58,10 @@ class SharedLink:
         self.tells = True
         self.asked = 0
 
+    @property
+    def newest(self) -> float:
+        return [share for share in self.told if share is not None][-1]
+
     def path(self) -> PathSample | None:
         self.asked += 1
         self.uplink.carry()
@@ -76,7 +80,8 @@ def test_links_that_send_at_once_have_even_shares_and_use_all_there_is(links: in
     uplink = Uplink(links, 12.5e6)
     for _ in range(5):
         uplink.send(1.25e6)
-    assert [link.share_bytes_s for link in uplink.links] == [pytest.approx(HEADROOM * 12.5e6 / links, rel=0.01)] * links
+    even = pytest.approx(HEADROOM * 12.5e6 / links, rel=0.01)
+    assert [link.newest for link in uplink.links] == [even] * links
 
 
 @pytest.mark.parametrize("factor", [0.25, 4.0])
@@ -88,7 +93,7 @@ def test_another_rate_is_followed(factor: float) -> None:
     uplink.bytes_s *= factor
     for _ in range(60):
         uplink.send(2.5e6)
-    assert uplink.links[0].share_bytes_s == pytest.approx(HEADROOM * uplink.bytes_s / 4, rel=0.05)
+    assert uplink.links[0].newest == pytest.approx(HEADROOM * uplink.bytes_s / 4, rel=0.05)
 
 
 def test_what_is_sent_in_a_moment_tells_nothing_and_is_not_held_up() -> None:
@@ -102,10 +107,28 @@ def test_what_some_links_carry_alone_is_not_what_all_can() -> None:
     """The others wait for something: a share of that would hold them up later."""
     uplink = Uplink(4, 10e6)
     uplink.send(2.5e6)
-    share = uplink.links[0].share_bytes_s
+    share = uplink.links[0].newest
     for _ in range(30):
         uplink.send(1e6, links=2)
-    assert uplink.links[0].share_bytes_s == share
+    uplink.send(2.5e6)
+    assert uplink.links[0].newest == pytest.approx(share, rel=0.02)
+
+
+def test_a_link_that_sends_alone_has_all_there_is() -> None:
+    """J1: the state for who comes in, between two rounds."""
+    uplink = Uplink(4, 10e6)
+    uplink.send(2.5e6)
+    began_s = uplink.clock.now_s
+    uplink.send(10e6, links=1)
+    shared_s = (1 + QUIET_LOOKS) * LOOK_INTERVAL_S
+    assert uplink.clock.now_s - began_s == pytest.approx(1.0 + 1.0, abs=shared_s)
+    assert uplink.links[0].share_bytes_s is None
+
+
+def test_no_share_is_below_what_others_take_for_a_stall() -> None:
+    uplink = Uplink(4, 1e5)
+    uplink.send(1e5)
+    assert uplink.links[0].newest == PACE_BYTES_S_MIN
 
 
 @pytest.mark.parametrize("silent", [0, 1])
