@@ -95,8 +95,8 @@ class Link:
     def path(self) -> None:
         """There is no kernel that could tell."""
 
-    def share(self, bytes_s: float | None) -> None:
-        raise AssertionError(bytes_s)
+    def share(self, owner: object, bytes_s: float | None) -> None:
+        raise AssertionError(owner, bytes_s)
 
     def send_chunk(self, header: Header, payload: Any) -> None:
         self.chunks.append((header, payload))

@@ -98,8 +98,8 @@ class LinkEnd:
     def path(self) -> None:
         """There is no kernel that could tell."""
 
-    def share(self, bytes_s: float | None) -> None:
-        raise AssertionError(bytes_s)
+    def share(self, owner: object, bytes_s: float | None) -> None:
+        raise AssertionError(owner, bytes_s)
 
     def send_chunk(self, header: Header, payload: memoryview | bytes | None) -> None:
         self._here.world.check_sends(self._here, header.generation)

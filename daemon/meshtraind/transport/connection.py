@@ -193,10 +193,10 @@ class Connection(asyncio.BufferedProtocol):
             return None
         return path_of(self._transport.get_extra_info("socket"))
 
-    def share(self, bytes_s: float | None) -> None:
-        """What is sent leaves at most so fast, for other links send too; None: as fast as the way takes it."""
+    def share(self, owner: object, bytes_s: float | None) -> None:
+        """What is sent leaves at most so fast, for other links send too; None: this owner sets no limit more."""
         if self._transport is not None and not self.same_host:
-            self.pacer.share(self._transport.get_extra_info("socket"), bytes_s)
+            self.pacer.share(self._transport.get_extra_info("socket"), owner, bytes_s)
 
     @property
     def remote_host(self) -> str | None:

@@ -32,9 +32,9 @@ AHEAD = 1.1  # of what it was seen to carry: no pace is more, or a queue would b
 _SO_MAX_PACING_RATE = 47  # which the socket module does not name
 _PACE = struct.Struct("I")
 _NO_PACE = 0xFFFFFFFF
-# Places in Linux's struct tcp_info (since 4.10): packets not acknowledged yet, smoothed round trip, bytes acknowledged,
-# shortest round trip, time with something under way.
-_TCP_INFO = struct.Struct("=24xI40xI48xQ20xI16xQ")
+# Places in Linux's struct tcp_info (since 4.10): packets not acknowledged yet, smoothed round trip, packets sent again,
+# bytes acknowledged, shortest round trip, packets sent, time with something under way.
+_TCP_INFO = struct.Struct("=24xI40xI28xI16xQ20xI4xI8xQ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,7 @@ class PathSample:
         arrived_bytes: of all that was sent.
         sending: something has not arrived yet.
         busy_s: for how long something had not, since the connection began.
+        packets, again: that were sent since then, and how many of them were sent before.
     """
 
     rtt_s: float
@@ -54,6 +55,8 @@ class PathSample:
     arrived_bytes: int
     sending: bool
     busy_s: float = 0.0
+    packets: int = 0
+    again: int = 0
 
 
 class LowExtraDelay:
@@ -112,7 +115,7 @@ class LinkPacer:
 
     def __init__(self) -> None:
         self.delay = LowExtraDelay()
-        self._share_bytes_s: float | None = None
+        self._shares_bytes_s: dict[object, float] = {}  # by who has said so
         self._kept_bytes_s: float | None = None  # by the kernel
         self._timer: asyncio.TimerHandle | None = None
 
@@ -121,9 +124,12 @@ class LinkPacer:
         if self._timer is None and (cap.low_delay or self.delay.pace_bytes_s is not None):
             self._look(transport, cap, begins=True)
 
-    def share(self, sock: socket.socket | None, bytes_s: float | None) -> None:
-        """At most so fast from now on, for other links of this device send too; None: there is no such limit."""
-        self._share_bytes_s = bytes_s
+    def share(self, sock: socket.socket | None, owner: object, bytes_s: float | None) -> None:
+        """At most so fast from now on, for other links of this device send too; None: this owner sets no limit more."""
+        if bytes_s is None:
+            self._shares_bytes_s.pop(owner, None)
+        else:
+            self._shares_bytes_s[owner] = bytes_s
         self._keep(sock)
 
     def close(self) -> None:
@@ -147,7 +153,8 @@ class LinkPacer:
             self._look_later(transport, cap)
 
     def _keep(self, sock: socket.socket | None) -> None:
-        pace = min((each for each in (self.delay.pace_bytes_s, self._share_bytes_s) if each is not None), default=None)
+        paces = [*self._shares_bytes_s.values(), *filter(None, [self.delay.pace_bytes_s])]
+        pace = min(paces, default=None)
         if pace != self._kept_bytes_s and sock is not None:
             self._kept_bytes_s = pace
             set_pace(sock, pace)
@@ -163,8 +170,8 @@ def path_of(sock: socket.socket | None) -> PathSample | None:
         return None
     if len(info) < _TCP_INFO.size:
         return None
-    under_way, rtt_us, arrived_bytes, shortest_us, busy_us = _TCP_INFO.unpack_from(info)
-    return PathSample(rtt_us * 1e-6, shortest_us * 1e-6, arrived_bytes, under_way > 0, busy_us * 1e-6)
+    under_way, rtt_us, again, arrived_bytes, shortest_us, packets, busy_us = _TCP_INFO.unpack_from(info)
+    return PathSample(rtt_us * 1e-6, shortest_us * 1e-6, arrived_bytes, under_way > 0, busy_us * 1e-6, packets, again)
 
 
 def set_pace(sock: socket.socket, bytes_s: float | None) -> None:

@@ -27,8 +27,8 @@ class RoundLink(Protocol):
     def path(self) -> PathSample | None:
         """What the kernel says of the way to another machine; None where it does not."""
 
-    def share(self, bytes_s: float | None) -> None:
-        """What is sent leaves at most so fast, for other links send too; None: as fast as the way takes it."""
+    def share(self, owner: object, bytes_s: float | None) -> None:
+        """What is sent leaves at most so fast, for other links send too; None: this owner sets no limit more."""
 
     @property
     def chunk_bytes_received(self) -> int:

@@ -11,16 +11,22 @@ the state for who comes in.
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from statistics import median
+from statistics import fmean, median
 
 from meshtraind.transport.low_extra_delay import PACE_BYTES_S_MIN, PathSample
 from meshtraind.transport.round_link import RoundLink
 
-LOOK_INTERVAL_S = 0.05
-LOOKS = 20  # of which the middle one counts: acknowledgements come in bursts
+LOOK_INTERVAL_S = 0.02  # at least
+LOOK_RTTS = 2  # at least: what is acknowledged in less is chance
+LOOKS = 6  # whose mean counts: acknowledgements come in bursts
+MEANS = 10  # of which the middle one counts, since links last carried all that they might
 BUSY_MIN = 0.8  # of a look, on each link that is in use at once: else they carried less than they could
-QUIET_LOOKS = 4  # without a chunk, and without all links sending: the last of a round still goes at its share
-HEADROOM = 1.05  # of what all links carried together: a faster way up is found so, step by step
+LOST_MIN = 0.005  # of the packets: with less no queue overflows, and nothing is to be shared out
+HEADROOM = 1.05  # of what all links carried together, where that was less than their shares
+FULL = 0.98  # of their shares: if links carry so much, there may be more
+RISES = (1.05, 1.1, 1.2, 1.4)  # of the shares then, each time in a row
+QUIET_LOOKS = 10  # without a chunk, and without all links sending: the last of a round still goes at its share
+FORGET_S = 10.0  # rounds that are over within two looks tell nothing, and are not held up for long by what was
 
 
 class UplinkShare:
@@ -34,23 +40,33 @@ class UplinkShare:
     def __init__(self, links: Sequence[RoundLink], at_once: int) -> None:
         self._links = links
         self._at_once = at_once
-        self._rates_bytes_s: deque[float] = deque(maxlen=LOOKS)
-        self._share_bytes_s: float | None = None  # that links have been told
-        self._quiet = 0  # looks
+        self._rates_bytes_s: list[float] = []  # of the last looks
+        self._means_bytes_s: deque[float] = deque(maxlen=MEANS)
+        self._risen = 0  # times in a row
+        self._packets = self._again = 0  # since the last mean
+        self._all_bytes_s: float | None = None  # what all shares are together; None: not known
+        self._told: float | None = None
         self._seen: list[PathSample | None] = []
-        self._seen_s = 0.0
+        self._seen_s = self._counted_s = 0.0
         self._begins = False  # what has not come to the ends of all links yet is no rate
+        self._quiet = 0  # looks
         self._timer: asyncio.TimerHandle | None = None
 
     def sends(self) -> None:
         """Hears that a chunk was given to a link: it looks until all have arrived."""
         self._quiet = 0
-        self._share_out()
-        if self._timer is None:
-            self._seen = [link.path() for link in self._links]
-            self._seen_s, self._begins = asyncio.get_running_loop().time(), True
-            if sum(path is not None for path in self._seen) >= self._at_once:
-                self._look_later()
+        if self._timer is not None:
+            self._share_out()
+            return
+        self._seen, self._seen_s = [link.path() for link in self._links], asyncio.get_running_loop().time()
+        if self._seen_s - self._counted_s > FORGET_S:
+            self._rates_bytes_s.clear()
+            self._means_bytes_s.clear()
+            self._all_bytes_s = None
+        self._begins = True
+        if sum(path is not None for path in self._seen) >= self._at_once:
+            self._share_out()
+            self._look_later()
 
     def close(self) -> None:
         """Links send as fast as TCP likes again."""
@@ -61,7 +77,8 @@ class UplinkShare:
         self._share_out()
 
     def _look_later(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(LOOK_INTERVAL_S, self._look)
+        rtt_s = max((path.rtt_s for path in self._seen if path is not None), default=0.0)
+        self._timer = asyncio.get_running_loop().call_later(max(LOOK_INTERVAL_S, LOOK_RTTS * rtt_s), self._look)
 
     def _look(self) -> None:
         self._timer = None
@@ -69,22 +86,43 @@ class UplinkShare:
         before_s, self._seen_s = self._seen_s, asyncio.get_running_loop().time()
         both = [(then, now) for then, now in zip(before, self._seen, strict=True) if then is not None is not now]
         begins, self._begins = self._begins, False
+        busy_s = [now.busy_s - then.busy_s for then, now in both]
         long_s = BUSY_MIN * (self._seen_s - before_s)
-        if not begins and sum(now.busy_s - then.busy_s >= long_s for then, now in both) >= self._at_once:
-            arrived_bytes = sum(now.arrived_bytes - then.arrived_bytes for then, now in both)
-            self._rates_bytes_s.append(arrived_bytes / (self._seen_s - before_s))
+        self._packets += sum(now.packets - then.packets for then, now in both)
+        self._again += sum(now.again - then.again for then, now in both)
+        if not begins and sum(each_s >= long_s for each_s in busy_s) >= self._at_once:
+            self._count(sum(now.arrived_bytes - then.arrived_bytes for then, now in both) / max(busy_s))
         sending = sum(now.sending for _, now in both)
         self._quiet = 0 if sending >= self._at_once else self._quiet + 1
         self._share_out()
-        if sending:
+        if sending or self._quiet < QUIET_LOOKS:
             self._look_later()
 
+    def _count(self, rate_bytes_s: float) -> None:
+        """All links have sent for a while, and carried so much together."""
+        self._counted_s = self._seen_s
+        self._rates_bytes_s.append(rate_bytes_s)
+        if len(self._rates_bytes_s) < LOOKS:
+            return
+        mean_bytes_s, overflows = fmean(self._rates_bytes_s), self._again >= LOST_MIN * self._packets
+        self._rates_bytes_s.clear()
+        self._packets = self._again = 0
+        if self._all_bytes_s is None and not overflows:
+            return
+        if self._all_bytes_s is not None and mean_bytes_s >= FULL * self._all_bytes_s:
+            self._all_bytes_s *= RISES[min(self._risen, len(RISES) - 1)]
+            self._risen += 1
+            self._means_bytes_s.clear()
+        else:
+            self._risen = 0
+            self._means_bytes_s.append(mean_bytes_s)
+            self._all_bytes_s = HEADROOM * median(self._means_bytes_s)
+
     def _share_out(self) -> None:
-        """What each link may take, where it is known what all carry together."""
         share = None
-        if self._quiet < QUIET_LOOKS and self._rates_bytes_s:
-            share = max(HEADROOM * median(self._rates_bytes_s) / self._at_once, PACE_BYTES_S_MIN)
-        if share != self._share_bytes_s:
-            self._share_bytes_s = share
+        if self._quiet < QUIET_LOOKS and self._all_bytes_s is not None:
+            share = max(self._all_bytes_s / self._at_once, PACE_BYTES_S_MIN)
+        if share != self._told:
+            self._told = share
             for link in self._links:
-                link.share(share)
+                link.share(self, share)

@@ -168,8 +168,8 @@ class Line:
     def path(self) -> None:
         """There is no kernel that could tell."""
 
-    def share(self, bytes_s: float | None) -> None:
-        raise AssertionError(bytes_s)
+    def share(self, owner: object, bytes_s: float | None) -> None:
+        raise AssertionError(owner, bytes_s)
 
     def send_chunk(self, header: Header, payload: memoryview | None) -> None:
         self._put(header, None if payload is None else bytes(payload))

@@ -48,8 +48,8 @@ class Link:
     def path(self) -> None:
         """There is no kernel that could tell."""
 
-    def share(self, bytes_s: float | None) -> None:
-        raise AssertionError(bytes_s)
+    def share(self, owner: object, bytes_s: float | None) -> None:
+        raise AssertionError(owner, bytes_s)
 
     def send_chunk(self, header: Header, payload: memoryview | bytes | None) -> None:
         assert isinstance(payload, bytes), "the slot may be written again before it has left"

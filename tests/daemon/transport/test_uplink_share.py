@@ -21,6 +21,7 @@ class Uplink:
     def __init__(self, links: int, bytes_s: float, *, at_once: int | None = None) -> None:
         self.clock = Clock()
         self.bytes_s = bytes_s
+        self.lost = 0.03  # of the packets
         self.links = [SharedLink(self) for _ in range(links)]
         self.loop = virtual_loop(self.clock, Node(0))
         self.share = UplinkShare([cast(RoundLink, link) for link in self.links], at_once or links)
@@ -67,9 +68,12 @@ class SharedLink:
         self.uplink.carry()
         if not self.tells:
             return None
-        return PathSample(RTT_S, RTT_S, int(self.arrived_bytes), self.waiting_bytes > 1, self.busy_s)
+        packets = int(self.arrived_bytes / 1448)
+        again = int(self.uplink.lost * packets)
+        return PathSample(RTT_S, RTT_S, int(self.arrived_bytes), self.waiting_bytes > 1, self.busy_s, packets, again)
 
-    def share(self, bytes_s: float | None) -> None:
+    def share(self, owner: object, bytes_s: float | None) -> None:
+        assert owner is self.uplink.share
         self.uplink.carry()
         self.share_bytes_s = bytes_s
         self.told.append(bytes_s)
@@ -100,6 +104,15 @@ def test_what_is_sent_in_a_moment_tells_nothing_and_is_not_held_up() -> None:
     uplink = Uplink(4, 10e6)
     for _ in range(20):
         uplink.send(2.5e6 * 1.5 * LOOK_INTERVAL_S)
+    assert not any(link.told for link in uplink.links)
+
+
+def test_where_nothing_is_lost_nothing_is_shared_out() -> None:
+    """Long ways: what links carry is less than they could, and no queue is full."""
+    uplink = Uplink(4, 10e6)
+    uplink.lost = 0.001
+    for _ in range(5):
+        uplink.send(10e6)
     assert not any(link.told for link in uplink.links)
 
 
@@ -160,14 +173,16 @@ def test_a_share_and_a_call_that_is_yielded_to_go_together() -> None:
     """The kernel keeps the lower of both paces, and hears only of another one."""
     wire, loop = Wire(Path(1e6)), virtual_loop(Clock(), Node(0))
     conn = Connection(cast(Any, Silent()), name="bert")
-    conn.share(1e6)  # without a transport
+    one, other = object(), object()
+    conn.share(one, 1e6)  # without a transport
     loop.run(lambda: conn.connection_made(cast(Any, wire)))
-    conn.share(3e6)
-    conn.share(3e6)
+    conn.share(one, 3e6)
+    conn.share(one, 3e6)
     conn.pacer.delay.pace_bytes_s = 2e6
-    conn.share(4e6)
-    conn.share(1e6)
-    conn.share(None)
+    conn.share(one, 4e6)
+    conn.share(other, 1e6)
+    conn.share(one, None)
+    conn.share(other, None)
     conn.pacer.delay.pace_bytes_s = None
-    conn.share(None)
+    conn.share(one, None)
     assert wire.paces == [3_000_000, 2_000_000, 1_000_000, 2_000_000, 0xFFFFFFFF]
