@@ -4,8 +4,8 @@ In a sharded exchange everybody sends to everybody. A connection takes for its o
 done, the cable's; when all send at that rate again the queue in front of each receiver overflows, and whoever loses the
 last packets waits for a timeout of 200 ms: eight laptops on 100 Mbit/s took twice as long as the cables need
 (`topologies.md`). With even shares each receiver is sent what its cable takes, where cables are alike. Elsewhere TCP
-finds less by itself: a share is no more than an upper limit, and there is none while one link sends something alone, as
-the state for who comes in.
+finds less by itself: a share is no more than an upper limit. Where no packets are lost there is none, nor while one
+link sends something alone, as the state for who comes in.
 """
 
 import asyncio

@@ -173,8 +173,8 @@ class Deal(Sampler[list[Any]]):
         if self._starves() and not self._is_over():
             raise UsageError(
                 f"one step has taken {len(self._unbound)} batches from the prepared loader, which are all that this "
-                "peer holds: it is dealt more when it steps. Accumulate over fewer batches, evaluate on a loader of "
-                "its own, or submit with --shares equal, which deals more at first"
+                "peer holds: it is dealt more when it steps. Accumulate over fewer batches, let --sync "
+                "bsp,accumulate=A do it, which knows how many there are, or evaluate on a loader of its own"
             )
         if not self._drawable() and not self._is_over() and self._waits():
             waits.wait_idle(

@@ -8,6 +8,8 @@ import struct
 from collections.abc import Sequence
 from itertools import accumulate
 
+from meshwire.sync_modes.batch_sizes import SIZE_MIN
+
 
 def epoch_seed(seed: int, epoch: int) -> int:
     """The seed of one epoch's permutation, 63 bits. `seed` in [0, 2**64), `epoch` from 0."""
@@ -49,15 +51,17 @@ def members_most(total: int, batch: int, *, drop_last: bool) -> int:
 
 
 def cuts(count: int, batch_sizes: Sequence[int]) -> list[int]:
-    """Bounds that split `count` samples in proportion to the batch sizes, with one at least for each rank.
+    """Bounds that split `count` samples in proportion to the batch sizes, with one at least for each rank, and SIZE_MIN
+    where there are as many.
 
     A whole joint batch splits into exactly `batch_sizes`; a short one gives nobody more than its batch size.
     """
     members, joint = len(batch_sizes), sum(batch_sizes)
+    least = min(SIZE_MIN, count // members, *batch_sizes)
     bounds = [0]
     for rank, upto in enumerate(accumulate(batch_sizes)):
         others_after = members - rank - 1
-        bounds.append(min(max(count * upto // joint, bounds[-1] + 1), count - others_after))
+        bounds.append(min(max(count * upto // joint, bounds[-1] + least), count - least * others_after))
     return bounds
 
 

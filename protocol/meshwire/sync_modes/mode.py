@@ -39,7 +39,8 @@ class SyncSettings(Wire):
     own: Own = "1"
     """The coefficient c of what a learner's own gradients that no round has covered would change (O2)."""
     shares: Shares = "equal"
-    """Equal batch sizes, or sizes that follow the measured speed when that differs (X4a)."""
+    """Equal batch sizes, or sizes that follow the measured speed when that differs (X4a). What a person gets who types
+    nothing, `sync_settings` says."""
     signs: bool = False
     """The optimizer steps on the signs of the mean (DeMo)."""
     period: Annotated[int, Field(ge=0, le=limits.PERIOD_MAX)] = 0

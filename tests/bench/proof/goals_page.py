@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 from meshtraind.storage.background_pacing import PRICE_MAX
 from tests.bench.journal import Journal, spread
@@ -113,8 +113,13 @@ def _slow(journal: Journal) -> Iterator[str]:
 
 
 def _profile(journal: Journal) -> Iterator[str]:
-    """Where each laptop's share of a core goes while batches have their sizes."""
-    laptops = [journal.figures(slow_laptop.NAME, figure) for figure in ("useful", "learners", "daemons")]
+    """Where each laptop's share of a core goes while batches have their sizes: means of the repeats."""
+    entries = [entry.figures for entry in journal.of(slow_laptop.NAME)]
+    kinds = ("useful", "learners", "daemons")
+    laptops = [
+        [fmean(of_rank) for of_rank in zip(*(entry[kind] for entry in entries if kind in entry), strict=True)]
+        for kind in kinds
+    ]
     if not all(laptops):
         return
     useful, learners, daemons = ([f"{value:.2f}" for value in each] for each in laptops)

@@ -127,7 +127,7 @@ class Way:
 
 # With the batch of all together, as theirs would: a step is one of so many samples, whoever computes them.
 ALONE = Way("the fastest alone", {"sync": "bsp", "on": NAMES[:1]}, 110, PEERS * BATCH)
-IN_STEP = Way("bsp", {"sync": "bsp"}, 80)
+IN_STEP = Way("bsp", {"sync": "bsp", "shares": "equal"}, 80)
 WAYS = (
     ALONE,
     IN_STEP,

@@ -7,7 +7,7 @@ import pytest
 from meshtraind.transport.connection import Connection
 from meshtraind.transport.low_extra_delay import PACE_BYTES_S_MIN, PathSample
 from meshtraind.transport.round_link import RoundLink
-from meshtraind.transport.uplink_share import HEADROOM, LOOK_INTERVAL_S, QUIET_LOOKS, UplinkShare
+from meshtraind.transport.uplink_share import HEADROOM, LOOK_INTERVAL_S, UplinkShare
 from tests.daemon.transport.test_low_extra_delay import Path, Silent, Wire
 from tests.sim.clusternetwork import Clock, Node
 from tests.sim.virtualloop import virtual_loop
@@ -38,11 +38,12 @@ class Uplink:
             link.waiting_bytes -= left
             link.arrived_bytes += left
 
-    def send(self, each_bytes: float, links: int | None = None) -> None:
+    def send(self, each_bytes: float, links: int | None = None, *, chunks: bool = True) -> None:
         """Some bytes on each of so many links, until they have arrived, and a pause."""
         for link in self.links[:links]:
             link.waiting_bytes = each_bytes
-        self.loop.run(self.share.sends)
+        if chunks:
+            self.loop.run(self.share.sends)
         while any(link.waiting_bytes > 1 for link in self.links):
             self.clock.run_until(self.clock.now_s + LOOK_INTERVAL_S / 10, 10**7)
             self.carry()
@@ -107,6 +108,21 @@ def test_what_is_sent_in_a_moment_tells_nothing_and_is_not_held_up() -> None:
     assert not any(link.told for link in uplink.links)
 
 
+def test_a_bad_moment_is_over_soon() -> None:
+    """A network that was down to a 25th for some seconds: two more, and not half a minute."""
+    uplink = Uplink(3, 12.5e6)
+    for _ in range(5):
+        uplink.send(4e6)
+    uplink.bytes_s /= 25
+    uplink.send(0.4e6)
+    uplink.bytes_s *= 25
+    began_s = uplink.clock.now_s
+    for _ in range(3):
+        uplink.send(4e6)
+    assert uplink.clock.now_s - began_s < 3 * (0.96 + 1.0) + 3.0
+    assert uplink.links[0].newest * 3 > 12.5e6
+
+
 def test_where_nothing_is_lost_nothing_is_shared_out() -> None:
     """Long ways: what links carry is less than they could, and no queue is full."""
     uplink = Uplink(4, 10e6)
@@ -131,10 +147,10 @@ def test_a_link_that_sends_alone_has_all_there_is() -> None:
     """J1: the state for who comes in, between two rounds."""
     uplink = Uplink(4, 10e6)
     uplink.send(2.5e6)
+    assert uplink.links[0].told
     began_s = uplink.clock.now_s
-    uplink.send(10e6, links=1)
-    shared_s = (1 + QUIET_LOOKS) * LOOK_INTERVAL_S
-    assert uplink.clock.now_s - began_s == pytest.approx(1.0 + 1.0, abs=shared_s)
+    uplink.send(10e6, links=1, chunks=False)
+    assert uplink.clock.now_s - began_s == pytest.approx(1.0 + 1.0, abs=0.01)
     assert uplink.links[0].share_bytes_s is None
 
 

@@ -104,8 +104,8 @@ def test_batches_of_the_scripts_own_sampler_are_dealt_whole() -> None:
 
 @pytest.mark.parametrize("sync", ["bsp", "local:3"])
 def test_shares_by_speed_and_statistics_of_batches(sync: str) -> None:
-    """X4a, O5: nobody is in lockstep, so learners become idle at an epoch's end, each when it has seen it; batches of
-    a new size are cut as others are. BatchNorm's statistics are the mean of all learners', its counts their maximum."""
+    """X4a, O5: batches of a new size are cut as others are. BatchNorm's statistics are the mean of all learners', its
+    counts their maximum. Nobody idles before the end."""
     crews, drawn, daemon = trained(2, 2, 72, norm=True, sync=sync, shares="speed")
     assert_equal(crews)
     assert sorted(i for learner in drawn for each in learner for i in each) == sorted([*range(72)] * EPOCHS)
@@ -215,8 +215,7 @@ def test_a_step_that_is_lost_is_lost_to_all(retry: bool) -> None:
             step(model, optimizer, (x, y))
         return seen
 
-    shares: dict[str, Any] = {"shares": "speed"} if retry else {}  # in lockstep nobody comes too late
-    with LocalDaemon(2, learners=2, on_nan="skip", **shares) as daemon:
+    with LocalDaemon(2, learners=2, on_nan="skip") as daemon:
         daemon.lose(1, 1, retry=retry)
         drawn = run_crews(daemon, script)
     assert_equal(replicas)

@@ -1,8 +1,10 @@
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwire.samples.epochs import epoch_seed, members_most, part_of_learner, rounds_per_epoch
+from meshwire.samples.epochs import cuts, epoch_seed, members_most, part_of_learner, rounds_per_epoch
 from tests.plannedeal import deal
 
 BATCHES = st.lists(st.integers(1, 40), min_size=1, max_size=9) | st.builds(
@@ -63,6 +65,16 @@ def test_a_short_round_is_split_in_proportion() -> None:
     assert [end - first for first, end in deal(20, [30, 10], 0)] == [15, 5]
     assert [end - first for first, end in deal(5, [90, 1, 1], 0)] == [3, 1, 1]
     assert [end - first for first, end in deal(5, [1, 1, 90], 0)] == [1, 1, 3]
+
+
+@given(st.lists(st.integers(2, 60), min_size=1, max_size=6), st.integers(1, 400))
+def test_nobody_has_a_single_sample_where_there_are_two_for_each(sizes: list[int], count: int) -> None:
+    """X4a: at an epoch's end, too, for BatchNorm has no variance of one."""
+    count = max(count, len(sizes))
+    bounds = cuts(count, sizes)
+    each = [end - first for first, end in pairwise(bounds)]
+    assert sum(each) == count
+    assert min(each) >= (2 if count >= 2 * len(sizes) else 1)
 
 
 def test_fewer_samples_than_members_are_an_error() -> None:
