@@ -44,7 +44,7 @@ from meshtraind.runtime.timeslice import Slices
 from meshtraind.transport.round_link import RoundLink
 from meshwire.codecs.registry import parse_codec
 from meshwire.collectives.exchange import Part, Strategy, Work
-from meshwire.collectives.load import sends_at_once
+from meshwire.collectives.load import all_to_all
 from meshwire.collectives.strategy import collective_for
 from meshwire.encoded_layout.budget import budget_of
 from meshwire.encoded_layout.encoded import EncodedLayout
@@ -181,7 +181,7 @@ class Executor:
             self._calculation,
             self._host,
             self._trace,
-            sends_at_once(self._collective.topology.programs(ranks), self._rank),
+            all_to_all=all_to_all(self._collective.topology.programs(ranks)),
         )
         self._fenced = False
 

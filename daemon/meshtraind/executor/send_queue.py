@@ -37,7 +37,7 @@ class Sending:
         strategies: of the generation.
         host: says which round is complete.
         trace: None: nobody notes chunks.
-        at_once: to how many members it sends at once, whenever it sends.
+        all_to_all: whether everybody sends to all others at once.
     """
 
     def __init__(
@@ -49,7 +49,8 @@ class Sending:
         calculation: Calculation,
         host: RoundHost,
         trace: ChunkTrace | None,
-        at_once: int,
+        *,
+        all_to_all: bool,
     ) -> None:
         self._links = members.links
         self._job = job
@@ -59,7 +60,7 @@ class Sending:
         self._calculation = calculation
         self._host = host
         self._trace = trace
-        self._at_once = at_once
+        self._all_to_all = all_to_all
         self._share: UplinkShare | None = None
         self._queues: dict[int, deque[_Item]] = {}
         self._local: deque[_Item] = deque()  # a world of one has nobody to send to
@@ -72,10 +73,8 @@ class Sending:
         nothing more."""
         self._started = True
         self._links = dict(self._links)
-        if self._at_once > 1:
-            programs = [strategy.program for strategy in self._strategies.values()]
-            receivers = {step.send_to for program in programs for step in program.steps}
-            self._share = UplinkShare([link for to, link in self._links.items() if to in receivers], self._at_once)
+        if self._all_to_all:
+            self._share = UplinkShare([*self._links.values()])
         self._unsubscribe = [link.on_writable(self._slices.run) for link in self._links.values()]
         self._slices.run()
 

@@ -30,16 +30,10 @@ FORGET_S = 10.0  # rounds that are over within two looks tell nothing, and are n
 
 
 class UplinkShare:
-    """Paces links, of which rounds use all at once, while chunks leave on them.
+    """Paces links, of which rounds use all at once, while chunks leave on them. `links`: these."""
 
-    Args:
-        links: to all that this member sends to.
-        at_once: on how many of them it sends at once, whenever it sends.
-    """
-
-    def __init__(self, links: Sequence[RoundLink], at_once: int) -> None:
+    def __init__(self, links: Sequence[RoundLink]) -> None:
         self._links = links
-        self._at_once = at_once
         self._rates_bytes_s: list[float] = []  # of the last looks
         self._means_bytes_s: deque[float] = deque(maxlen=MEANS)
         self._risen = 0  # times in a row
@@ -64,7 +58,7 @@ class UplinkShare:
             self._means_bytes_s.clear()
             self._all_bytes_s = None
         self._begins = True
-        if sum(path is not None for path in self._seen) >= self._at_once:
+        if sum(path is not None for path in self._seen) >= len(self._links):
             self._share_out()
             self._look_later()
 
@@ -90,10 +84,10 @@ class UplinkShare:
         long_s = BUSY_MIN * (self._seen_s - before_s)
         self._packets += sum(now.packets - then.packets for then, now in both)
         self._again += sum(now.again - then.again for then, now in both)
-        if not begins and sum(each_s >= long_s for each_s in busy_s) >= self._at_once:
+        if not begins and sum(each_s >= long_s for each_s in busy_s) >= len(self._links):
             self._count(sum(now.arrived_bytes - then.arrived_bytes for then, now in both) / max(busy_s))
         sending = sum(now.sending for _, now in both)
-        self._quiet = 0 if sending >= self._at_once else self._quiet + 1
+        self._quiet = 0 if sending >= len(self._links) else self._quiet + 1
         self._share_out()
         if sending or self._quiet < QUIET_LOOKS:
             self._look_later()
@@ -121,7 +115,7 @@ class UplinkShare:
     def _share_out(self) -> None:
         share = None
         if self._quiet < QUIET_LOOKS and self._all_bytes_s is not None:
-            share = max(self._all_bytes_s / self._at_once, PACE_BYTES_S_MIN)
+            share = max(self._all_bytes_s / len(self._links), PACE_BYTES_S_MIN)
         if share != self._told:
             self._told = share
             for link in self._links:

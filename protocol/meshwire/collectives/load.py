@@ -4,6 +4,7 @@ that takes the air of a WiFi cell.
 Amounts are in encoded vectors: a shard is one part in `shard_count` of it.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -35,12 +36,14 @@ def waves_of(programs: Sequence[Program]) -> tuple[tuple[Transfer, ...], ...]:
     return tuple(map(tuple, waves))
 
 
-def sends_at_once(programs: Sequence[Program], rank: int) -> int:
-    """To how many others a member sends at once, whenever it sends: 1 around a ring, where it waits for what it sends
-    on; m - 1 where all shards go to their owners; 0: it sends nothing."""
-    position = programs[0].ranks.index(rank)
-    waves = [{each.receiver for each in wave if each.sender == position} for wave in waves_of(programs)]
-    return min((len(receivers) for receivers in waves if receivers), default=0)
+def all_to_all(programs: Sequence[Program]) -> bool:
+    """Whether everybody sends to all others at once, whenever anybody sends, and there are others to tell apart: where
+    all shards go to their owners, and in a gather. Around a ring each waits for what it sends on."""
+    others = len(programs) - 1
+    waves = [
+        Counter(sender for sender, _ in {(each.sender, each.receiver) for each in wave}) for wave in waves_of(programs)
+    ]
+    return others > 1 and all(list(wave.values()) == [others] * len(programs) for wave in waves)
 
 
 def crossings(sender_wired: bool, receiver_wired: bool) -> int:

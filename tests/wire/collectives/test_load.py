@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from meshwire.collectives.load import Load, load_of, sends_at_once, transfers_of, waves_of
+from meshwire.collectives.load import Load, all_to_all, load_of, transfers_of, waves_of
 from meshwire.collectives.strategy import TOPOLOGIES, topology_of
 from meshwire.collectives.topology import Program
 
@@ -85,21 +85,17 @@ def test_a_member_alone_moves_nothing() -> None:
     assert load_of(programs_of("ring", 1)) == Load((0.0,), (0.0,), 0, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("name", "at_once"),
-    [
-        ("ring", [1] * 4),
-        ("butterfly", [1] * 4),
-        ("tree", [2, 1, 1, 1]),
-        ("sharded", [3] * 4),
-        ("gather", [3] * 4),
-        ("star:1", [1, 3, 1, 1]),
-    ],
-)
-def test_to_how_many_is_sent_at_once_whenever_something_is(name: str, at_once: list[int]) -> None:
-    programs = topology_of(name).programs((0, 1, 2, 3))
-    assert [sends_at_once(programs, rank) for rank in range(4)] == at_once
+@pytest.mark.parametrize("name", ["sharded", "gather"])
+@pytest.mark.parametrize("members", [3, 4, 8, 13])
+def test_everybody_sends_to_all_others_at_once(name: str, members: int) -> None:
+    assert all_to_all(programs_of(name, members))
 
 
-def test_a_member_alone_sends_to_nobody() -> None:
-    assert sends_at_once(topology_of("sharded").programs((5,)), 5) == 0
+@pytest.mark.parametrize("name", ["ring", "butterfly", "tree", "star:1", "sharded:0,1", "grid"])
+def test_else_some_wait_for_what_they_send_on_or_send_less(name: str) -> None:
+    assert not all_to_all(programs_of(name, 4))
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_who_has_one_other_at_most_sends_to_nobody_else(members: int) -> None:
+    assert not all_to_all(programs_of("sharded", members))
