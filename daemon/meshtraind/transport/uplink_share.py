@@ -58,7 +58,7 @@ class UplinkShare:
             self._means_bytes_s.clear()
             self._all_bytes_s = None
         self._begins = True
-        if sum(path is not None for path in self._seen) >= len(self._links):
+        if all(path is not None for path in self._seen):
             self._share_out()
             self._look_later()
 
@@ -80,16 +80,15 @@ class UplinkShare:
         before_s, self._seen_s = self._seen_s, asyncio.get_running_loop().time()
         both = [(then, now) for then, now in zip(before, self._seen, strict=True) if then is not None is not now]
         begins, self._begins = self._begins, False
-        busy_s = [now.busy_s - then.busy_s for then, now in both]
-        long_s = BUSY_MIN * (self._seen_s - before_s)
+        all_tell, busy_s = len(both) == len(self._links), [now.busy_s - then.busy_s for then, now in both]
         self._packets += sum(now.packets - then.packets for then, now in both)
         self._again += sum(now.again - then.again for then, now in both)
-        if not begins and sum(each_s >= long_s for each_s in busy_s) >= len(self._links):
+        if all_tell and not begins and min(busy_s) >= BUSY_MIN * (self._seen_s - before_s):
             self._count(sum(now.arrived_bytes - then.arrived_bytes for then, now in both) / max(busy_s))
-        sending = sum(now.sending for _, now in both)
-        self._quiet = 0 if sending >= len(self._links) else self._quiet + 1
+        sending = [now.sending for _, now in both]
+        self._quiet = 0 if all_tell and all(sending) else self._quiet + 1
         self._share_out()
-        if sending or self._quiet < QUIET_LOOKS:
+        if any(sending) or self._quiet < QUIET_LOOKS:
             self._look_later()
 
     def _count(self, rate_bytes_s: float) -> None:

@@ -4,7 +4,6 @@ that takes the air of a WiFi cell.
 Amounts are in encoded vectors: a shard is one part in `shard_count` of it.
 """
 
-from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -40,10 +39,8 @@ def all_to_all(programs: Sequence[Program]) -> bool:
     """Whether everybody sends to all others at once, whenever anybody sends, and there are others to tell apart: where
     all shards go to their owners, and in a gather. Around a ring each waits for what it sends on."""
     others = len(programs) - 1
-    waves = [
-        Counter(sender for sender, _ in {(each.sender, each.receiver) for each in wave}) for wave in waves_of(programs)
-    ]
-    return others > 1 and all(list(wave.values()) == [others] * len(programs) for wave in waves)
+    ways = [{(each.sender, each.receiver) for each in wave} for wave in waves_of(programs)]
+    return others > 1 and all(len(way) == len(programs) * others for way in ways)
 
 
 def crossings(sender_wired: bool, receiver_wired: bool) -> int:
