@@ -19,17 +19,17 @@ from tests.bench.proof.networks.topologies import (
 PAGE = "topologies.md"
 WITHIN = 0.1  # of what is planned
 IN_THE_WAY = (
-    "**What stands in the way.** In a cell the air decides, and everything is within 3 % of the plan. On cables queues "
-    "do: where everybody sends to everybody, each connection takes for its rate what it had when the others were done. "
-    "Until links had even shares where packets are lost (`transport/uplink_share.py`), `sharded` took 0.56 s with four "
-    "laptops and 1.04 with eight at 100 Mbit/s, `gather` 1.07 and 3.07, and `sharded` 0.51 with four at 1000 Mbit/s and "
-    "10 MB, where it takes 0.13 now, and a ring 0.12: 3 % of the packets were sent twice, and each laptop waited for "
-    "one or two timeouts of 200 ms a round; with cubic, too. Shares are found in some rounds: of eight, four laptops "
-    "take the later ones in 0.49 to 0.55 s. Letting at most one, two or three links send at a time made it slower (1.1 "
-    "to 1.4 s with eight), smaller receive windows changed nothing, and shares for a star's middle or a tree's root, "
-    "which send what comes to them, made those slower by a fifth to a third. A star has the full queue still: each "
-    "worker sends to its middle alone, and knows of no other. Why trees and butterflies take a sixth more, and rings at "
-    "10 and 30 Mbit/s, gloo's too, was not looked into."
+    "**What stands in the way.** In a cell the air decides, and everything is within 3 % of the plan. On cables "
+    "queues do: where everybody sends to everybody, each connection takes for its rate what it had when the others "
+    "were done. Until links had even shares where packets are lost (`transport/uplink_share.py`), `sharded` took 0.56 "
+    "s with four laptops and 1.04 with eight at 100 Mbit/s, `gather` 1.07 and 3.07, and `sharded` 0.51 with four at "
+    "1000 Mbit/s and 10 MB, where it takes 0.13 now, and a ring 0.12: 3 % of the packets were sent twice, and each "
+    "laptop waited for one or two timeouts of 200 ms a round; with cubic, too. Shares are found in some rounds: of "
+    "eight, four laptops take the later ones in 0.49 to 0.55 s. Letting at most one, two or three links send at a "
+    "time made it slower (1.1 to 1.4 s with eight), smaller receive windows changed nothing, and shares for a star's "
+    "middle or a tree's root, which send what comes to them, made those slower by a fifth to a third. A star has the "
+    "full queue still: each worker sends to its middle alone, and knows of no other. Why trees and butterflies take a "
+    "sixth more, and rings at 10 and 30 Mbit/s, gloo's too, was not looked into."
 )
 
 
