@@ -33,6 +33,7 @@ from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import Plan, plan_buckets
 from meshwire.sync_modes.mode import sync_settings
 from tests.computing import begin, computing
+from tests.unpacedlink import UnpacedLink
 
 PACKAGES = ("/meshtraind/", "/meshwire/", "/meshtrain/")
 JOB = "1kx3m9q2v7bd"
@@ -79,7 +80,7 @@ def followed(name: str) -> Iterator[Journey]:
         sys.setprofile(None)
 
 
-class Link:
+class Link(UnpacedLink):
     """A connection that keeps what it is given."""
 
     writable = True
@@ -91,12 +92,6 @@ class Link:
 
     def on_writable(self, _: Callable[[], None]) -> Callable[[], None]:
         return lambda: None
-
-    def path(self) -> None:
-        """There is no kernel that could tell."""
-
-    def share(self, owner: object, bytes_s: float | None) -> None:
-        raise AssertionError(owner, bytes_s)
 
     def send_chunk(self, header: Header, payload: Any) -> None:
         self.chunks.append((header, payload))

@@ -26,6 +26,7 @@ from meshwire.frames.header import Header
 from meshwire.model.manifest import ModelManifest, Momentum, TensorSpec
 from meshwire.model.plan import plan_buckets
 from tests.daemon.roundhost import Told
+from tests.unpacedlink import UnpacedLink
 
 Values = NDArray[np.float32]
 Opening = Literal["early", "late", "any"]
@@ -121,7 +122,7 @@ def whole(executor: Executor, number: int) -> bytes:
     return b"".join(pieces)
 
 
-class FakeLink:
+class FakeLink(UnpacedLink):
     """One direction of a link: chunks wait here, with the memory they were sent from, until they are delivered.
 
     Like a socket it holds back its sender, and stays when a generation ends.
@@ -135,12 +136,6 @@ class FakeLink:
     def on_writable(self, callback: Callable[[], None]) -> Callable[[], None]:
         self.resume = callback
         return partial(setattr, self, "resume", None)
-
-    def path(self) -> None:
-        """There is no kernel that could tell."""
-
-    def share(self, owner: object, bytes_s: float | None) -> None:
-        raise AssertionError(owner, bytes_s)
 
     def send_chunk(self, header: Header, payload: memoryview | None) -> None:
         assert self.writable

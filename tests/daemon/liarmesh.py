@@ -42,6 +42,7 @@ from meshwire.rounds.stall import StallWatch
 from meshwire.sync_modes.mode import sync_settings
 from meshwire.timeouts import Timeouts
 from tests.computing import computing
+from tests.unpacedlink import UnpacedLink
 
 Values = NDArray[np.float32]
 Frame = tuple[Header, bytes | Wire | None]
@@ -65,7 +66,7 @@ PATIENCE_S = 2.0
 STALL_S = 0.4
 
 
-class Line:
+class Line(UnpacedLink):
     """One direction of a link."""
 
     chunk_payload_bytes_sent = 0
@@ -80,12 +81,6 @@ class Line:
 
     def notify(self, body: Wire, *, job: int = 0, generation: int = 0, complete: int = 0) -> None:
         self._put((Header(Kind.CONTROL, 1, job=job, generation=generation, complete=complete), body))
-
-    def path(self) -> None:
-        """There is no kernel that could tell."""
-
-    def share(self, owner: object, bytes_s: float | None) -> None:
-        raise AssertionError(owner, bytes_s)
 
     def send_chunk(self, header: Header, payload: memoryview | None) -> None:
         self._put((header, None if payload is None else bytes(payload)))

@@ -16,12 +16,13 @@ from meshwire.messages.job import Member
 from meshwire.rounds.effects import Message
 from tests.sim.clusterexchange import Chunk, News
 from tests.sim.clusternetwork import Link, Network
+from tests.unpacedlink import UnpacedLink
 
 if TYPE_CHECKING:
     from tests.sim.clusterdaemon import Daemon
 
 
-class LinkEnd:
+class LinkEnd(UnpacedLink):
     """A `Messenger` and `RoundLink` of `meshtraind.transport`, and a `MemberLink` of `meshtraind.session`.
 
     Nothing of rounds is sent in a generation before all of its members have entered it.
@@ -94,12 +95,6 @@ class LinkEnd:
 
     def on_writable(self, callback: Callable[[], None]) -> Callable[[], None]:
         return callback  # it always is, so whoever subscribes is never called
-
-    def path(self) -> None:
-        """There is no kernel that could tell."""
-
-    def share(self, owner: object, bytes_s: float | None) -> None:
-        raise AssertionError(owner, bytes_s)
 
     def send_chunk(self, header: Header, payload: memoryview | bytes | None) -> None:
         self._here.world.check_sends(self._here, header.generation)

@@ -156,13 +156,10 @@ class Submission:
         if body.topology is not None and not body.on:
             return f"--topology {body.topology} was typed: --on with all names takes it in"
         try:
-            collective_for(codec_of(self._sync_of(body), body.codec), "star")
+            collective_for(codec_of(check_settings(body), body.codec), "star")
         except ValueError:
             return "the codec goes over no star" if body.topology is None else None
         return None
-
-    def _sync_of(self, body: Submit) -> SyncSettings:
-        return check_settings(body)
 
     async def _start(self, spec: JobSpec, generation: Generation) -> None:
         try:

@@ -301,6 +301,7 @@ def test_laptops_that_differ_get_batches_that_suit_them_unless_equal_ones_are_ty
     mesh.speeds = {BERT: 0.9}
     mesh.known = {}
     body, said = submitted(endpoint)
+    assert body.shares is None
     assert "slower ones" not in said
 
 

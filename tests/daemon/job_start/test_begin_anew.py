@@ -56,6 +56,7 @@ from meshwire.rounds.chain import START
 from meshwire.sync_modes.mode import sync_settings
 from tests.daemon.linkusers import DialsNobody
 from tests.daemon.waiting import until
+from tests.unpacedlink import UnpacedLink
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -152,7 +153,7 @@ class Script:
         await until(lambda: Script.may_go(self, to))
 
 
-class Line:
+class Line(UnpacedLink):
     """One direction of a link: what its sender says reaches the receiver's router at the loop's next turn."""
 
     chunk_payload_bytes_sent = chunk_bytes_received = 0
@@ -164,12 +165,6 @@ class Line:
 
     def notify(self, body: Wire, *, job: int = 0, generation: int = 0, complete: int = 0) -> None:
         self._put(Header(Kind.CONTROL, 1, job=job, generation=generation, complete=complete), body)
-
-    def path(self) -> None:
-        """There is no kernel that could tell."""
-
-    def share(self, owner: object, bytes_s: float | None) -> None:
-        raise AssertionError(owner, bytes_s)
 
     def send_chunk(self, header: Header, payload: memoryview | None) -> None:
         self._put(header, None if payload is None else bytes(payload))

@@ -13,6 +13,7 @@ from meshwire.message_base import Wire
 from meshwire.messages.learner import LearnerTurn, TurnNews
 from meshwire.sync_modes.mode import sync_settings
 from tests.sim.clusterrounds import job_spec
+from tests.unpacedlink import UnpacedLink
 
 PIECE, VECTOR = 10, 25  # so it takes three pieces
 GENERATION, OTHER = 7, 8
@@ -26,7 +27,7 @@ def _short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @dataclass
-class Link:
+class Link(UnpacedLink):
     """A link that has room for so many frames."""
 
     room: int = 100
@@ -44,12 +45,6 @@ class Link:
     def on_writable(self, callback: Callable[[], None]) -> Callable[[], None]:
         self.waiting.append(callback)
         return lambda: self.waiting.remove(callback)
-
-    def path(self) -> None:
-        """There is no kernel that could tell."""
-
-    def share(self, owner: object, bytes_s: float | None) -> None:
-        raise AssertionError(owner, bytes_s)
 
     def send_chunk(self, header: Header, payload: memoryview | bytes | None) -> None:
         assert isinstance(payload, bytes), "the slot may be written again before it has left"
