@@ -118,8 +118,8 @@ class Desk:
         self.relay.received_from_learner(header)
         return None
 
-    def hear(self, rank: int, payload: bytes) -> str | None:
-        header = Header(Kind.RELAYED, len(payload), job=1, round=5)
+    def hear(self, rank: int, payload: bytes, step: int = 0) -> str | None:
+        header = Header(Kind.RELAYED, len(payload), job=1, round=5, step=step)
         place = self.relay.announced(rank, header)
         if place is None or isinstance(place, str):
             return place
@@ -182,6 +182,22 @@ def test_a_lost_link_and_a_learner_that_leaves_are_told() -> None:
     assert (header.step, header.round, why.decode(), others) == (GROUP_BREAKS, 5, desk.relay.loss, [])
     with pytest.raises(RequestFailed, match=r"rank 1 \(n1\) is gone"):
         desk.relay.attach(cast(Any, End()))
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_who_leaves_behind_another_rank_names_it(in_order: bool) -> None:
+    """P4: a third rank may hear of this one first, and would take it for the culprit."""
+    desk = Desk()
+    desk.attach()
+    desk.hear(2, b"its process was lost", GROUP_BREAKS)
+    desk.hear(1, b"its script has ended, after rank 2 (n2) had left it", GROUP_ENDS)
+    if in_order:
+        desk.relay.leaves()
+    desk.relay.learner_lost(cast(Any, desk.learner))
+    (header, why), *others = desk.links[1].sent
+    own = "its script has ended, or destroyed it" if in_order else "its process was lost"
+    assert (header.step, others) == (GROUP_ENDS if in_order else GROUP_BREAKS, [])
+    assert why.decode() == f"{own}, after rank 2 (n2) had left it: its process was lost"
 
 
 def test_nothing_comes_before_the_welcome() -> None:

@@ -86,7 +86,7 @@ class GroupRelay:
         self._outlets: dict[int, Outlet] = {}
         self._places: dict[int, memoryview] = {}  # of the frame that is being received, by rank; -1: the learner's
         self._lost: dict[int, str] = {}
-        self._left: set[int] = set()  # ranks whose learners have left the instance of now
+        self._left: dict[int, str] = {}  # whose learners have left the instance of now, in order, and why, by rank
         self._instance = 0
         self._ending: str | None = None
         self._leaves = False  # it has said so
@@ -166,8 +166,7 @@ class GroupRelay:
         self._disturbed = bool(self._lost or self._left)  # whoever leaves later does so for the sake of this one
         self._places.pop(-1, None)
         if self._instance:
-            left = "its script has ended, or destroyed it" if self._leaves else "its process was lost"
-            why = memoryview((self._ending or self.loss or left).encode())
+            why = memoryview((self._ending or self.loss or self._why_left).encode()[: limits.ERROR_CHARS_MAX])
             last = self._header(len(why), self._instance, step=GROUP_ENDS if self._leaves else GROUP_BREAKS)
             for rank in self.ranks:
                 if rank != self._job.rank:
@@ -238,7 +237,7 @@ class GroupRelay:
             contributors=1 << self.ranks.index(rank),
         )
         if header.step in (GROUP_ENDS, GROUP_BREAKS) and header.round == self._instance:
-            self._left.add(rank)
+            self._left.setdefault(rank, bytes(payload[: limits.ERROR_CHARS_MAX]).decode(errors="replace"))
         if self._learner is not None and self._instance:
             self._learner.put(incoming, payload)
         elif self._learner is not None or header.step not in (GROUP_ENDS, GROUP_BREAKS):
@@ -270,6 +269,14 @@ class GroupRelay:
     def loss(self) -> str | None:
         """Why the group is broken, where it is a member's link: the first one that was lost."""
         return next((f"{self.name(rank)} is gone: {reason}" for rank, reason in self._lost.items()), None)
+
+    @property
+    def _why_left(self) -> str:
+        """Why the learner here has left, as the others are told. Who leaves behind another one does so for its sake,
+        perhaps, and may be heard of first; so that one is named too."""
+        left = "its script has ended, or destroyed it" if self._leaves else "its process was lost"
+        before = next((f", after {self.name(rank)} had left it: {why}" for rank, why in self._left.items()), "")
+        return left + before
 
     @property
     def is_disturbed(self) -> bool:
