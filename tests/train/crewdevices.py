@@ -81,6 +81,7 @@ def run_crews(daemon: LocalDaemon, script: Callable[[LearnerSession, int], T]) -
         environments = [device.environment(each) for device in devices for each in range(daemon.spec.learners)]
         results, errors = daemon.run_each(environments, script)
         failures = [device.failure for device in devices if device.failure is not None]
+    daemon.wait_until_all_have_left()  # a learner waits until its device has read what it said, and no further
     if errors and not isinstance(errors[0], JobStopped):
         raise errors[0]
     if failures:

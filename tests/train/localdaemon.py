@@ -152,6 +152,7 @@ class LocalDaemon:
         self.kept = [os.memfd_create(f"kept-{rank}") for rank in range(self.members)]
         self._listeners = []
         self._streams: dict[int, socket.socket] = {}
+        self._left: set[int] = set()
         self._threads = []
         for rank in range(self.members):
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -276,6 +277,10 @@ class LocalDaemon:
             come = self.lock.wait_for(lambda: self.stopped or condition(), WAIT_TIMEOUT_S)
         assert come, "the learners did not come so far"
 
+    def wait_until_all_have_left(self) -> None:
+        """Returns when everything is heard that was said."""
+        self.wait_until(lambda: len(self._left) == len(self._streams))
+
     def stop(self, reason: str) -> None:
         for rank in list(self._streams):
             self.notify(rank, Stop(reason=reason))
@@ -297,8 +302,11 @@ class LocalDaemon:
             try:
                 count = stream.recv_into(parser.buffer())
             except OSError:
-                return
+                count = 0
             if not count:
+                with self.lock:
+                    self._left.add(rank)
+                    self.lock.notify_all()
                 with contextlib.suppress(OSError):  # the other side may be faster
                     stream.shutdown(socket.SHUT_WR)
                 return
