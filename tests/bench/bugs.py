@@ -3733,6 +3733,22 @@ BUGS: tuple[Bug, ...] = (
         f"{DAEMON}/transport/test_uplink_share.py -k sends_alone",
     ),
     Bug(
+        "shares-of-the-way-up-are-kept-for-good",
+        "meshtraind.transport.uplink_share",
+        "UplinkShare.sends",
+        "self._seen_s - self._counted_s > FORGET_S",
+        "False",
+        f"{DAEMON}/transport/test_uplink_share.py -k long_ago",
+    ),
+    Bug(
+        "a-victim-is-taken-for-the-culprit",
+        "meshtraind.process_group.relay",
+        "GroupRelay._why_left",
+        "return left + before",
+        "return left",
+        "tests/torch_backend/test_store.py -k behind_another",
+    ),
+    Bug(
         "a-loss-makes-sizes-equal",
         "meshwire.samples.ledger",
         "Ledger._sizes_of",

@@ -29,16 +29,54 @@ QUIET_LOOKS = 10  # without a chunk, and without all links sending: the last of 
 FORGET_S = 10.0  # rounds that are over within two looks tell nothing, and are not held up for long by what was
 
 
+class UplinkRate:
+    """Decides how fast links send together, from what they are seen to carry when all of them send.
+
+    Attributes:
+        bytes_s: of all of them, at most; None: as fast as TCP likes.
+    """
+
+    def __init__(self) -> None:
+        self.bytes_s: float | None = None
+        self._rates_bytes_s: list[float] = []  # of the last looks
+        self._means_bytes_s: deque[float] = deque(maxlen=MEANS)
+        self._risen = 0  # times in a row
+        self._packets = self._again = 0  # since the last mean
+
+    def look(self, packets: int, again: int, rate_bytes_s: float | None) -> None:
+        """Changes the rate where that is due.
+
+        Args:
+            packets, again: that were sent since the last look, and how many of them were sent before.
+            rate_bytes_s: of all links together since then; None: they carried less than they could.
+        """
+        self._packets += packets
+        self._again += again
+        if rate_bytes_s is not None:
+            self._rates_bytes_s.append(rate_bytes_s)
+        if len(self._rates_bytes_s) < LOOKS:
+            return
+        mean_bytes_s, overflows = fmean(self._rates_bytes_s), self._again >= LOST_MIN * self._packets
+        self._rates_bytes_s.clear()
+        self._packets = self._again = 0
+        if self.bytes_s is None and not overflows:
+            return
+        if self.bytes_s is not None and mean_bytes_s >= FULL * self.bytes_s:
+            self.bytes_s *= RISES[min(self._risen, len(RISES) - 1)]
+            self._risen += 1
+            self._means_bytes_s.clear()
+        else:
+            self._risen = 0
+            self._means_bytes_s.append(mean_bytes_s)
+            self.bytes_s = HEADROOM * median(self._means_bytes_s)
+
+
 class UplinkShare:
     """Paces links, of which rounds use all at once, while chunks leave on them. `links`: these."""
 
     def __init__(self, links: Sequence[RoundLink]) -> None:
         self._links = links
-        self._rates_bytes_s: list[float] = []  # of the last looks
-        self._means_bytes_s: deque[float] = deque(maxlen=MEANS)
-        self._risen = 0  # times in a row
-        self._packets = self._again = 0  # since the last mean
-        self._all_bytes_s: float | None = None  # what all shares are together; None: not known
+        self._rate = UplinkRate()
         self._told: float | None = None
         self._seen: list[PathSample | None] = []
         self._seen_s = self._counted_s = 0.0
@@ -54,9 +92,7 @@ class UplinkShare:
             return
         self._seen, self._seen_s = [link.path() for link in self._links], asyncio.get_running_loop().time()
         if self._seen_s - self._counted_s > FORGET_S:
-            self._rates_bytes_s.clear()
-            self._means_bytes_s.clear()
-            self._all_bytes_s = None
+            self._rate = UplinkRate()
         self._begins = True
         if all(path is not None for path in self._seen):
             self._share_out()
@@ -81,40 +117,22 @@ class UplinkShare:
         both = [(then, now) for then, now in zip(before, self._seen, strict=True) if then is not None is not now]
         begins, self._begins = self._begins, False
         all_tell, busy_s = len(both) == len(self._links), [now.busy_s - then.busy_s for then, now in both]
-        self._packets += sum(now.packets - then.packets for then, now in both)
-        self._again += sum(now.again - then.again for then, now in both)
+        rate_bytes_s = None
         if all_tell and not begins and min(busy_s) >= BUSY_MIN * (self._seen_s - before_s):
-            self._count(sum(now.arrived_bytes - then.arrived_bytes for then, now in both) / max(busy_s))
+            self._counted_s = self._seen_s
+            rate_bytes_s = sum(now.arrived_bytes - then.arrived_bytes for then, now in both) / max(busy_s)
+        packets = sum(now.packets - then.packets for then, now in both)
+        self._rate.look(packets, sum(now.again - then.again for then, now in both), rate_bytes_s)
         sending = [now.sending for _, now in both]
         self._quiet = 0 if all_tell and all(sending) else self._quiet + 1
         self._share_out()
         if any(sending) or self._quiet < QUIET_LOOKS:
             self._look_later()
 
-    def _count(self, rate_bytes_s: float) -> None:
-        """All links have sent for a while, and carried so much together."""
-        self._counted_s = self._seen_s
-        self._rates_bytes_s.append(rate_bytes_s)
-        if len(self._rates_bytes_s) < LOOKS:
-            return
-        mean_bytes_s, overflows = fmean(self._rates_bytes_s), self._again >= LOST_MIN * self._packets
-        self._rates_bytes_s.clear()
-        self._packets = self._again = 0
-        if self._all_bytes_s is None and not overflows:
-            return
-        if self._all_bytes_s is not None and mean_bytes_s >= FULL * self._all_bytes_s:
-            self._all_bytes_s *= RISES[min(self._risen, len(RISES) - 1)]
-            self._risen += 1
-            self._means_bytes_s.clear()
-        else:
-            self._risen = 0
-            self._means_bytes_s.append(mean_bytes_s)
-            self._all_bytes_s = HEADROOM * median(self._means_bytes_s)
-
     def _share_out(self) -> None:
         share = None
-        if self._quiet < QUIET_LOOKS and self._all_bytes_s is not None:
-            share = max(self._all_bytes_s / len(self._links), PACE_BYTES_S_MIN)
+        if self._quiet < QUIET_LOOKS and self._rate.bytes_s is not None:
+            share = max(self._rate.bytes_s / len(self._links), PACE_BYTES_S_MIN)
         if share != self._told:
             self._told = share
             for link in self._links:

@@ -7,7 +7,7 @@ import pytest
 from meshtraind.transport.connection import Connection
 from meshtraind.transport.low_extra_delay import PACE_BYTES_S_MIN, PathSample
 from meshtraind.transport.round_link import RoundLink
-from meshtraind.transport.uplink_share import HEADROOM, LOOK_INTERVAL_S, UplinkShare
+from meshtraind.transport.uplink_share import FORGET_S, HEADROOM, LOOK_INTERVAL_S, UplinkShare
 from tests.daemon.transport.test_low_extra_delay import Path, Silent, Wire
 from tests.sim.clusternetwork import Clock, Node
 from tests.sim.virtualloop import virtual_loop
@@ -152,6 +152,17 @@ def test_a_link_that_sends_alone_has_all_there_is() -> None:
     uplink.send(10e6, links=1, chunks=False)
     assert uplink.clock.now_s - began_s == pytest.approx(1.0 + 1.0, abs=0.01)
     assert uplink.links[0].share_bytes_s is None
+
+
+@pytest.mark.parametrize("pause_s", [FORGET_S / 2, FORGET_S])
+def test_what_was_found_long_ago_is_forgotten(pause_s: float) -> None:
+    """Rounds that are too short to tell anything would be held up by it for good."""
+    uplink = Uplink(4, 10e6)
+    uplink.send(2.5e6)
+    uplink.clock.run_until(uplink.clock.now_s + pause_s, 10**7)
+    told = len(uplink.links[0].told)
+    uplink.send(2.5e6 * 1.5 * LOOK_INTERVAL_S)
+    assert (len(uplink.links[0].told) > told) == (pause_s < FORGET_S)
 
 
 def test_no_share_is_below_what_others_take_for_a_stall() -> None:
