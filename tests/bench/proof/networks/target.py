@@ -6,6 +6,7 @@ chosen as safe is trained in a section of its own, codec by codec.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 
 from meshwire.planning.choose import job_settings
@@ -52,6 +53,14 @@ EXPECTED = (
 EXACT = "fp32"
 CODECS = (EXACT, "int8", "int8:sr", "int4", "int4:sr", "nf4")
 """In step: the exact mean, and what is safe on the small models of `codecs.md`."""
+FAST_WAYS = (("local:8,ssp:1", "int8"), ("sparseloco:8,ssp:1", None))
+LONGER = 4
+"""Times as many steps, for what does not come to the target in time."""
+EXPECTED_LONGER = (
+    "Behind four times as many steps both are nearer to the exact mean: ResNet-18 has learned its images by then, and "
+    "all end alike; on the GPT local:8,ssp:1 is within a tenth of a nat, sparseloco:8,ssp:1 further behind. At the "
+    "target of above, local:8,ssp:1 is after at most twice the samples, so about twice as soon as one laptop."
+)
 EXPECTED_CODECS = (
     "Eight bits are within the noise of fp32's own seeds on both models. On the GPT four bits are, too. On ResNet-18 "
     "int4, which hands what it rounds on to the next step, was 0.03 behind after 64 steps, tried by hand: it is here "
@@ -69,13 +78,24 @@ def codec_name(trained: Trained, codec: str) -> str:
     return f"safe, {wifi.model_of(trained.paced).name}, {codec}"
 
 
+def longer_name(trained: Trained, way: str) -> str:
+    """The name under which the file keeps the longer curve of a way."""
+    return f"longer, {wifi.model_of(trained.paced).name}, {way}"
+
+
 def in_step(codec: str) -> str:
     """What a codec in step is called where settings are."""
     return text_of(job_settings(codec, "bsp"))
 
 
+FAST = {text_of(each): each for each in (job_settings(codec, sync) for sync, codec in FAST_WAYS)}
+"""What `fast` chooses for these models on some network: its settings, by their text."""
+LONGER_WAYS = (next(iter(HOOKS)), *FAST, ALONE)
+
+
 def sections(shared: LocalPlace) -> tuple[Section, ...]:
     """Curves of losses; seconds a step are of the section `wifi`."""
+    longer = [(one, way) for one in TRAINED for way in LONGER_WAYS]
     ways = len(HOOKS) + 3  # two networks of three choose alike at `fast`; one laptop alone
     cases = tuple(Case(case_name(one), ways * one.seconds, _curves(shared, one)) for one in TRAINED)
     about = "held-out loss by samples of what is chosen, of DDP with its hooks, and of one alone; times are of `wifi`"
@@ -92,7 +112,33 @@ def sections(shared: LocalPlace) -> tuple[Section, ...]:
             )
             for one in TRAINED
         ),
+        Section(
+            "longer",
+            f"held-out loss by samples of what `fast` chooses, in {LONGER} times as many steps",
+            tuple(Case(longer_name(one, way), LONGER * one.seconds, _longer(one, way)) for one, way in longer),
+            quiet=False,
+            repeats=1,
+            expected=EXPECTED_LONGER,
+        ),
     )
+
+
+def _longer(trained: Trained, way: str) -> Callable[[int, bool], Figures]:
+    def measured(seed: int, short: bool) -> Figures:
+        points = 1 if short else trained.points
+        every = EVERY if short else EVERY * LONGER
+        work = replace(trained.work(seed), members=1) if way == ALONE else trained.work(seed)
+        with ExitStack() as stack:
+            here = stack.enter_context(place(MEMBERS))
+            if way in FAST:
+                daemons = stack.enter_context(here.daemons(MEMBERS))
+                side = stack.enter_context(job_of(here, daemons, work, FAST[way]))
+            else:
+                side = stack.enter_context(here.torch(work, HOOKS.get(way)))
+            losses = curve(side, work, points, every)
+        return {"steps": [float(every * at) for at in range(points + 1)], way: losses}
+
+    return measured
 
 
 def _codec(trained: Trained, codec: str) -> Callable[[int, bool], Figures]:
@@ -139,11 +185,11 @@ def _each(planner: Planner, trained: Trained, seed: int, points: int) -> Iterato
             yield ALONE, curve(side, alone, points)
 
 
-def curve(side: Side, work: Work, points: int) -> list[float]:
-    """Held-out loss at the beginning, and each time that as many samples were used as four members use in EVERY
+def curve(side: Side, work: Work, points: int, every: int = EVERY) -> list[float]:
+    """Held-out loss at the beginning, and each time that as many samples were used as four members use in `every`
     steps."""
     losses = [side.held_out_loss()]
     for _ in range(points):
-        side.turn(EVERY * MEMBERS // work.members)
+        side.turn(every * MEMBERS // work.members)
         losses.append(side.held_out_loss())
     return losses

@@ -16,6 +16,9 @@ from tests.bench.proof.networks.target import (
     EXACT,
     EXPECTED,
     EXPECTED_CODECS,
+    EXPECTED_LONGER,
+    LONGER,
+    LONGER_WAYS,
     MEMBERS,
     NETS,
     TRAINED,
@@ -23,9 +26,10 @@ from tests.bench.proof.networks.target import (
     case_name,
     codec_name,
     in_step,
+    longer_name,
 )
 from tests.bench.proof.networks.wifi_page import FP16_GOAL, POWERSGD_GOAL, quality_figure, seconds
-from tests.bench.proof.plots import Panel, panels_svg
+from tests.bench.proof.plots import Curve, Panel, panels_svg
 
 PAGE, PICTURE = "target.md", "target.svg"
 TARGET_PART = 0.75  # of the samples, after which the loss of DDP's fp16 hook, exact but for rounding, is the target
@@ -63,7 +67,7 @@ def page(journal: Journal) -> str:
 
 def _lines(journal: Journal) -> Iterator[str]:
     yield from ("# Time to a target loss", "", "```")
-    yield "python -m tests.bench.proof target safe-resnet safe-gpt   # losses; other work does not matter"
+    yield "python -m tests.bench.proof target longer safe-resnet safe-gpt   # losses; other work does not matter"
     yield "python -m tests.bench.proof wifi   # seconds a step, on a machine that does nothing else"
     yield from ("python -m tests.bench.proof --page", "```", "")
     yield "**A product**: losses by samples are of real learners that compute the real model on loopback, three seeds;"
@@ -74,6 +78,7 @@ def _lines(journal: Journal) -> Iterator[str]:
     yield from ("", f"**Expected, before it ran.** {EXPECTED}", "", f"![Loss by time]({PICTURE})", "")
     for trained in TRAINED:
         yield from _model(journal, trained)
+    yield from _longer(journal)
     yield from ("## What is safe", "")
     yield f"In step, {MEMBERS} learners as above, every codec that is within the noise on the small models of"
     yield "[codecs.md](codecs.md). What is not within it here, too, is not chosen as safe. *noise*: two standard errors"
@@ -125,6 +130,56 @@ def _model(journal: Journal, trained: Trained) -> Iterator[str]:
     yield f"Goals of `safe`, and `fast` beside it: at least {ALONE_GOAL:g} times one laptop in time to the target;"
     yield f"steps at least {FP16_GOAL:g} times as fast as with the fp16 hook, and {POWERSGD_GOAL:g} times the PowerSGD"
     yield from ("hook's, at no worse loss for equal samples than that hook's.", "", *verdicts, "")
+
+
+def _longer(journal: Journal) -> Iterator[str]:
+    yield from (f"## `fast`, in {LONGER} times as many steps", "")
+    yield "Two targets: that of above, and the loss that DDP with its fp16 hook has after"
+    yield f"{TARGET_PART:.0%} of these samples. *of one*: times as soon there as one laptop alone."
+    yield from ("", f"**Expected, before it ran.** {EXPECTED_LONGER}", "")
+    for trained in TRAINED:
+        curves = longer_curves(journal, trained)
+        if FP16 not in curves or ALONE not in curves:
+            yield from (f"{wifi.model_of(trained.paced).about}: not measured.", "")
+            continue
+        steps = EVERY * trained.points
+        targets = target_of(journal, trained), loss_at(curves[FP16], TARGET_PART * LONGER * steps)
+        heads = (
+            *(wifi.model_of(trained.paced).about, ""),
+            *(f"loss after {times * steps} steps" for times in (1, 2, LONGER)),
+            *(f"to {target:.3f}, of one" for target in targets),
+        )
+        yield from (f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}")
+        for net in NETS:
+            found = [one for one in reached(journal, trained, net).values() if one.settings in curves]
+            times_s = {one.name: [_time_s(one, curves, loss) for loss in targets] for one in found}
+            for one in found:
+                losses = [f"{loss_at(curves[one.settings], times * steps):.3f}" for times in (1, 2, LONGER)]
+                pairs = zip(times_s[one.name], times_s.get(ALONE, [None] * len(targets)), strict=True)
+                yield f"| {' | '.join([str(net), f'`{one.settings}`', *losses, *(_sooner(*pair) for pair in pairs)])} |"
+        yield ""
+
+
+def _time_s(one: Reached, curves: Mapping[str, Curve], loss: float) -> float | None:
+    steps = steps_to(curves[one.settings], loss)
+    return None if steps is None else steps * one.step_s
+
+
+def _sooner(time_s: float | None, alone_s: float | None) -> str:
+    if time_s is None:
+        return "not reached"
+    return f"{time_s:.0f} s" if alone_s is None else f"{time_s:.0f} s, {alone_s / time_s:.2f}"
+
+
+def longer_curves(journal: Journal, trained: Trained) -> dict[str, list[tuple[float, float]]]:
+    """As `curves_of`, of the longer ones."""
+    curves = {}
+    for way in LONGER_WAYS:
+        if entries := journal.of(longer_name(trained, way)):
+            curves[way] = mean_curve(
+                [list(zip(each.figures["steps"], each.figures[way], strict=True)) for each in entries]
+            )
+    return curves
 
 
 def _entries(journal: Journal, trained: Trained) -> list[Entry]:

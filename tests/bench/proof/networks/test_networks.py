@@ -205,6 +205,29 @@ def test_what_is_fast_and_learns_worse_meets_no_goal_beside_the_hook(tmp_path: P
     assert "`fast`: not reached" in summary_page.page(journal).split("## It does not")[1]
 
 
+def test_what_fast_comes_to_in_more_steps_is_told_beside_one_laptop(tmp_path: Path) -> None:
+    resnet, fast = target.TRAINED[0], "local:8,ssp:1 int8"
+    times, curves = target_entries([3.0, 2.5, 2.0], [3.0, 2.0, 1.0])
+    times[1][f"fast: {fast}"] = times[1].pop("fast: local:8 int8")
+    curves[1][fast] = curves[1].pop("local:8 int8")
+
+    def longer(way: str, *losses: float) -> tuple[str, Figures]:
+        return target.longer_name(resnet, way), {"steps": [0.0, 64.0, 128.0, 256.0], way: list(losses)}
+
+    text = target_page.page(filled(tmp_path, times, curves, longer("DDP, fp16 hook", 3.0, 1.0, 0.6, 0.2)))
+    assert "ResNet-18, 11.7 M: not measured." in text
+    journal = filled(
+        *(tmp_path, times, curves, longer("DDP, fp16 hook", 3.0, 1.0, 0.6, 0.2)),
+        *(longer(fast, 3.0, 2.0, 1.0, 0.5), longer(target.ALONE, 3.0, 2.0, 1.0, 0.0)),
+    )
+    text = target_page.page(journal)
+    assert (
+        "| ResNet-18, 11.7 M |  | loss after 64 steps | loss after 128 steps | loss after 256 steps | to 1.500" in text
+    )
+    assert f"| `{fast}` | 2.000 | 1.000 | 0.500 | 48 s, 4.00 | not reached |" in text
+    assert f"| `{target.ALONE}` | 2.000 | 1.000 | 0.000 | 192 s, 1.00 | 410 s, 1.00 |" in text
+
+
 def codec_entries(trained: target.Trained, codec: str, *ends: float) -> list[tuple[str, Figures]]:
     """Of several seeds, which begin at 3 and end after 64 steps."""
     curve = {"steps": [0.0, 64.0]}
