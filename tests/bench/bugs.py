@@ -3733,6 +3733,22 @@ BUGS: tuple[Bug, ...] = (
         f"{DAEMON}/transport/test_uplink_share.py -k sends_alone",
     ),
     Bug(
+        "what-tls-has-read-is-waited-for",
+        "meshtraind.transport.low_water",
+        "LowWater.expect",
+        "left_bytes >= LOW_WATER_BYTES + RECORD_BYTES_MAX",
+        "left_bytes >= LOW_WATER_BYTES",
+        f"{DAEMON}/transport/test_low_water.py",
+    ),
+    Bug(
+        "each-packet-wakes",
+        "meshtraind.transport.connection",
+        "Connection.buffer_updated",
+        "0 if self.closing else self._parser.payload_left_bytes",
+        "0",
+        f"{DAEMON}/transport/test_low_water.py",
+    ),
+    Bug(
         "shares-of-the-way-up-are-kept-for-good",
         "meshtraind.transport.uplink_share",
         "UplinkShare.sends",

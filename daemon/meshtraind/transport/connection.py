@@ -16,6 +16,7 @@ from meshtraind.runtime.tasks import TaskSet
 from meshtraind.transport.compression import LinkRate, Lossless, unpack_into
 from meshtraind.transport.congestion import prefer_bbr
 from meshtraind.transport.low_extra_delay import LinkPacer, PathSample, path_of
+from meshtraind.transport.low_water import LowWater
 from meshtraind.transport.notice_frames import NoticeFrames
 from meshtraind.transport.requests import ConnectionEnded, RequestFailed, Requests
 from meshtraind.transport.send_cap import SendCap
@@ -117,6 +118,7 @@ class Connection(asyncio.BufferedProtocol):
         self.on_violated: Callable[[str], None] = lambda _reason: None
         self._transport: asyncio.Transport | None = None
         self._parser = FrameParser()
+        self._low_water = LowWater()
         self._paused = False
         self._close_reason: str | None = None
         self._close_timer: asyncio.TimerHandle | None = None
@@ -317,6 +319,7 @@ class Connection(asyncio.BufferedProtocol):
         self.same_host = not (isinstance(here, tuple) and isinstance(there, tuple)) or same_host(here[0], there[0])
         if not self.same_host:
             self.congestion = prefer_bbr(transport.get_extra_info("socket"))
+            self._low_water = LowWater(transport.get_extra_info("socket"))
         self.last_received_s = time.monotonic()
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -331,6 +334,7 @@ class Connection(asyncio.BufferedProtocol):
             event = self._parser.received(nbytes)
             while event is not None and not self.closing:
                 event = self._take(event)
+            self._low_water.expect(0 if self.closing else self._parser.payload_left_bytes)
         except Exception:  # a bug in whoever handles it: this connection ends, and all others go on
             log.exception("cannot handle what %s sent", self.name, extra=caused_by(self.remote_host))
             self.refuse("meshtraind failed on what it received; its log has the traceback")

@@ -84,6 +84,13 @@ class FrameParser:
         assert not self._awaiting_place, "land() or drain() the announced chunk first"
         return self._target[self._filled :]
 
+    @property
+    def payload_left_bytes(self) -> int:
+        """Of the frame whose header is here: what of its payload is not."""
+        if self._header is None or self._awaiting_place:
+            return 0
+        return (self._drain_left_bytes or len(self._target)) - self._filled
+
     def received(self, count: int) -> Event | None:
         """Reports that `count` bytes were written into `buffer()`."""
         if self.broken is not None:

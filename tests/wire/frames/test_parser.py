@@ -96,6 +96,27 @@ def joined(stream: list[Frame]) -> bytes:
     return b"".join(header.encode() + payload for header, payload in stream)
 
 
+def test_what_is_left_of_a_payload() -> None:
+    """Of one that is wanted, packed, or drained in several pieces; of none before its place is known."""
+    large = 2 * limits.CHUNK_BYTES + 5
+    for (header, payload), wanted in (
+        (chunk(bytes(9)), True),
+        (packed(bytes(9)), True),
+        (chunk(bytes(large), 2), False),
+    ):
+        parser, size = FrameParser(), len(payload)
+        assert parser.payload_left_bytes == 0
+        parser.buffer()[:] = header.encode()
+        parser.received(HEADER_BYTES)
+        assert parser.payload_left_bytes == 0
+        assert (parser.land(memoryview(bytearray(header.payload_bytes))) if wanted else parser.drain()) is None
+        for left in range(size, 0, -max(1, size // 9)):
+            assert parser.payload_left_bytes == left
+            for _ in range(min(left, max(1, size // 9))):
+                parser.received(1)
+        assert parser.payload_left_bytes == 0
+
+
 @given(streams, cuts)
 def test_any_split_of_a_stream_gives_its_frames(stream: list[Frame], pieces: list[int]) -> None:
     """W1, W4, W5: what a peer said does not depend on how TCP cut it."""
