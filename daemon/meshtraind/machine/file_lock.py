@@ -37,14 +37,14 @@ class FileLock:
                 self._database = _exclusive(path.with_name(path.name + TWIN_SUFFIX))
             else:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(self._descriptor, 0)
+            os.write(self._descriptor, f"{os.getpid()}\n".encode())
         except BlockingIOError:
-            os.close(self._descriptor)
+            self.release()
             raise LockHeldError(path.read_text().strip() or "unknown") from None
         except BaseException:
-            os.close(self._descriptor)
+            self.release()
             raise
-        os.ftruncate(self._descriptor, 0)
-        os.write(self._descriptor, f"{os.getpid()}\n".encode())
 
     def release(self) -> None:
         """Lets the next one have it; again: nothing."""

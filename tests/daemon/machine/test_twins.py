@@ -1,6 +1,7 @@
 """What systems do differently: POSIX's way and its twin, side by side, keep the same promises."""
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -65,6 +66,18 @@ def test_a_lock_has_one_holder_who_is_named_and_ends_with_it(tmp_path: Path) -> 
     again.release()
     commands.FolderLock(path, shared=True).release()
     assert path.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.usefixtures("twin")
+def test_a_lock_whose_holder_cannot_be_written_is_nobodys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(_descriptor: int, _data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "write", full)
+        with pytest.raises(OSError, match="No space left"):
+            FileLock(tmp_path / "lock")
+    FileLock(tmp_path / "lock").release()
 
 
 @pytest.mark.usefixtures("twin")
