@@ -145,6 +145,20 @@ _TOPOLOGIES = (
     ),
 )
 TOPOLOGIES: Mapping[str, Topology] = MappingProxyType({topology.name: topology for topology in _TOPOLOGIES})
+_SERVER = (
+    "whoever owns values sums them, and all step on the same sum, for an owner's optimizer would be lost with it: use "
+    "star:RANK, or sharded[:RANK,...] with several owners"
+)
+_UNDER_OTHER_NAMES = {
+    "all-to-all": "each sends everything to everybody in gather; in sharded each sends all others their shards",
+    "gossip": "mixing weights with neighbours is a mode: use --sync local:32,gossip=4",
+    "master-worker": _SERVER,
+    "moshpit": "Moshpit's groups are the rows of a grid here, and a round goes along all its dimensions: use grid",
+    "parameter-server": _SERVER,
+    "ps": _SERVER,
+    "round-robin": "values that take turns at their owners are equal shards: use sharded, or sharded:RANK,...",
+}
+"""What the field calls by other names, and what to type for it."""
 
 
 @lru_cache(maxsize=8)  # of 64 members they take a megabyte
@@ -192,16 +206,17 @@ def topology_of(text: str) -> Topology:
     name, colon, typed = text.partition(":")
     topology = TOPOLOGIES.get(name)
     if topology is None:
-        raise ValueError(f"--topology {text}: there is no such topology; there are {', '.join(TOPOLOGIES)}")
+        known = _UNDER_OTHER_NAMES.get(name, f"there is no such topology; there are {', '.join(TOPOLOGIES)}")
+        raise ValueError(f"--topology {text}: {known}")
     if topology.of_sides:
         return replace(topology, sides=_sides(text, topology, typed) if colon else ())
     ranks = typed.split(",") if colon else []
     if topology.takes is None and ranks:
         raise ValueError(f"--topology {text}: there is nothing to be said of a {name} behind a colon")
-    known = all(
+    legal = all(
         rank.isascii() and rank.isdecimal() and len(rank) <= 2 and int(rank) < limits.MEMBERS_MAX for rank in ranks
     )
-    if not known or not topology.named_min <= len(ranks) <= topology.named_max:
+    if not legal or not topology.named_min <= len(ranks) <= topology.named_max:
         raise ValueError(
             f"--topology {text}: behind {name}: stand ranks, 0 to {limits.MEMBERS_MAX - 1}: {topology.takes}"
         )

@@ -303,6 +303,28 @@ _KINDS = {
 _MIXING = ("local", "diloco")
 """With which of them weights are mixed between rounds."""
 
+_GOSSIP = (
+    "weights are mixed with neighbours within periods, each of which ends with an exact round: checkpoints, joining "
+    "and the comparison of replicas rest on it; use local:32,gossip=4"
+)
+_UNDER_OTHER_NAMES = {
+    "async": "rounds without any bound would have laptops keep without end what a slow one lacks: use a large one, "
+    f"such as ssp:8 (at most {limits.STALENESS_MAX})",
+    "dga": "averages that come late are periods here: with a delay of a whole period, dga:K,K, use local:K,ssp:1, of s "
+    "of them local:K,ssp:s; of T steps, less than a period, local:K,stream=1,tau=T, which takes half of the average",
+    "dpsgd": _GOSSIP,
+    "easgd": "own weights beside a central average are typed as sma:H",
+    "fedavg": "averages of weights after H own steps are typed as local:H",
+    "gossip": _GOSSIP,
+    "noloco": _GOSSIP,
+    "post-local": "rounds after each step, and periods from round N on, are typed as local:H,after=N",
+    "push-sum": _GOSSIP,
+    "sgp": _GOSSIP,
+    "sparta": "a drawn part of all values in each round is typed as local:64,stream=64,random (SPARTA: 1/64 of them "
+    "behind each step)",
+}
+"""What the field calls by other names, and what to type for it."""
+
 _NUMBERS = {"diloco": ("rate", "momentum"), "sma": ("momentum",)}
 """Which numbers of the outer step can be typed, by that word."""
 
@@ -324,16 +346,8 @@ def _mode(sync: str) -> _Mode:
             _check_fragments(made, sync)
             _check_gossip(made, kind, sync)
             return made
-    if kind == "sparta":
-        raise ValueError(
-            f"--sync {sync}: a drawn part of all values in each round is typed as local:64,stream=64,random (SPARTA: "
-            "1/64 of them behind each step)"
-        )
-    if kind == "async":
-        raise ValueError(
-            f"--sync {sync}: rounds without any bound would have laptops keep without end what a slow one lacks: use a "
-            f"large one, such as ssp:8 (at most {limits.STALENESS_MAX})"
-        )
+    if kind in _UNDER_OTHER_NAMES:
+        raise ValueError(f"--sync {sync}: {_UNDER_OTHER_NAMES[kind]}")
     raise ValueError(
         f"--sync {sync}: use bsp; demo; ssp:S with a bound S from 0 to {limits.STALENESS_MAX}, such as ssp:2; or "
         f"local:H, diloco:H, sparseloco:H, muloco:H or sma:H with a period H from 1 to {limits.PERIOD_MAX} steps, such "

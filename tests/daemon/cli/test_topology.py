@@ -68,6 +68,9 @@ def test_bytes_and_seconds_are_those_of_the_codec_and_the_cell() -> None:
     ("arguments", "complaint"),
     [
         (["moon"], "there is no such topology; there are ring, tree, butterfly"),
+        (["parameter-server"], "an owner's optimizer would be lost with it: use star:RANK, or sharded"),
+        (["moshpit"], "a round goes along all its dimensions: use grid"),
+        (["gossip"], "mixing weights with neighbours is a mode: use --sync local:32,gossip=4"),
         (["tree", "--codec", "int8"], "--topology tree is not for --codec int8: use sharded or star"),
         (["tree", "--codec", "int9"], "int9"),
         (["hierarchical"], "the ranks at which another group begins, hierarchical:3"),

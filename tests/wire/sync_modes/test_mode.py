@@ -375,6 +375,12 @@ def test_a_number_that_cannot_be_is_named_with_those_that_can(syncs: tuple[str, 
         ({"sync": "sparseloco:8,gossip=2"}, "use local:8 or diloco:8 with ,gossip=2, or omit it"),
         ({"sync": "local:8,gossip=2", "own": "1"}, "it waits for each: omit it"),
         ({"sync": "sparta:8"}, "typed as local:64,stream=64,random"),
+        ({"sync": "dga:8,8"}, "use local:K,ssp:1, of s of them local:K,ssp:s; of T steps, .* local:K,stream=1,tau=T"),
+        *(
+            ({"sync": name}, "an exact round.* use local:32,gossip=4")
+            for name in ("gossip", "push-sum", "noloco:8", "sgp")
+        ),
+        ({"sync": "post-local:8"}, "typed as local:H,after=N"),
         ({"sync": "local:8,stream=2,tau=1", "own": "1"}, "--own 1 with --sync .* is settled there"),
         ({"sync": "local:8,stream=2,tau=1", "visibility": "fixed"}, "--visibility fixed with --sync .* is settled"),
         ({"sync": "local:8,stream=2,tau=1", "straggler": "carry"}, "--straggler carry needs a bound"),
