@@ -349,8 +349,8 @@ CHANGES = (
     "messages of all together instead of "
     "m(m-1), at the price of a longer way; reports and heartbeats to neighbours alone; links to "
     "the own group and a few others. Of what a job counts, the bitmap and the ranks would be the group's; which "
-    "samples count is decided in one generation of the whole job (X3), so either each group deals a part of the epoch by "
-    "itself, or what groups have counted is summed with the values, and a group that is lost takes back its own.",
+    "samples count is decided in one generation of the whole job (X3), so either each group deals a part of the epoch "
+    "by itself, or what groups have counted is summed with the values, and a group that is lost takes back its own.",
     "",
     "A job takes 64 devices for these reasons, and so does the rest of the design: at a round a second some 20 to 80 "
     "fill the air of one home with what they say beside their data.",

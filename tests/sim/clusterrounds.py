@@ -6,6 +6,7 @@ and the rest by whoever owns the rounds.
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 from meshtraind.executor.host import BindsOfRounds, RoundHost
@@ -18,8 +19,10 @@ from meshwire.membership.lineage import rank_of
 from meshwire.message_base import Wire
 from meshwire.messages.generation import DealState, Model
 from meshwire.messages.job import BlobRef, Generation, JobSpec, Prediction
+from meshwire.model.fragments import manifest_under
 from meshwire.model.manifest import ModelManifest, TensorSpec
-from meshwire.model.plan import plan_buckets
+from meshwire.model.plan import Plan, plan_buckets
+from meshwire.model.plans_by_round import RoundPlans
 from meshwire.rounds.effects import Committed, Effect, LearnerCutOff, RoundComplete, StepDropped
 from meshwire.rounds.inputs import GenerationEntered, Input, RoundServed
 from meshwire.rounds.learner_state import Phase
@@ -43,7 +46,23 @@ MANIFEST = ModelManifest(
 )
 CODEC = "fp32"
 CHECKPOINT_EVERY = "4r"
-PLAN = plan_buckets(MANIFEST, BUCKET_BYTES, parse_codec(CODEC))
+
+
+@cache
+def described(sync: SyncSettings) -> tuple[ModelManifest, Plan]:
+    """The model, with the parts of it that take turns in this mode (T1), and its buckets."""
+    manifest = manifest_under(MANIFEST, sync)
+    return manifest, plan_buckets(manifest, BUCKET_BYTES, parse_codec(CODEC))
+
+
+@cache
+def _plans(sync: SyncSettings) -> RoundPlans:
+    return RoundPlans(described(sync)[1])
+
+
+def buckets_in(round_: int, sync: SyncSettings) -> int:
+    """How many buckets a round has."""
+    return len(_plans(sync).of(round_).buckets)
 
 
 def job_spec(job: str, submitter: str, sync: SyncSettings) -> JobSpec:
@@ -107,7 +126,7 @@ class WatchedRounds:
         self._due_s = math.inf  # of its timer
         self._told_s = self.world.now_s
         self._overdue = False  # the step that is dropped may have been nulled without limit (R5)
-        model = JobModel(self.world.spec, MANIFEST, PLAN, self.world.space)
+        model = JobModel(self.world.spec, *described(self.world.sync), self.world.space)
         start = RoundsStart(rank, generation, entry)
         ports = RoundsPorts(daemon.round_links, daemon.maker.memory, self)
         self.shipped = Rounds(model, start, ports, self, self, rtt_s=RTT_S, stall_s=STALL_S)
@@ -121,7 +140,7 @@ class WatchedRounds:
         self.exchange = Exchange(
             generation,
             rank,
-            self.world.sync.staleness,
+            self.world.sync,
             round_bytes(self.world.unapplied_max),
             self.daemon.round_links,
             host,
@@ -231,10 +250,9 @@ class SimulatedRounds:
         memory: of these, or of those that are made next.
     """
 
-    manifest = MANIFEST
-
     def __init__(self, daemon: "Daemon") -> None:
         self._daemon = daemon
+        self.manifest, self._plan = described(daemon.world.sync)
         self.watched: WatchedRounds | None = None
         self.memory = Memory(daemon.world.sync.staleness)
 
@@ -245,7 +263,7 @@ class SimulatedRounds:
         return self._make(owner, generation, beginning)
 
     def loading(self, owner: RoundsOwner, generation: Generation, beginning: Beginning) -> Rounds:
-        assert beginning.model.plan == PLAN.digest()
+        assert beginning.model.plan == self._plan.digest()
         self._daemon.loads(beginning.entry)
         return self._make(owner, generation, beginning.entry)
 
@@ -257,7 +275,7 @@ class SimulatedRounds:
 
     def model(self) -> Model:
         """The same for all."""
-        return Model(job=self._daemon.world.spec.job, rank=0, manifest=MANIFEST, plan=PLAN.digest())
+        return Model(job=self._daemon.world.spec.job, rank=0, manifest=self.manifest, plan=self._plan.digest())
 
     def close(self) -> None:
         """Nothing is written down."""
