@@ -20,7 +20,7 @@ from meshtraind.storage.blob_writer import BlobError
 from meshtraind.transport.connection import Connection, ConnectionEnded, Emit, RequestFailed
 from meshwire import limits
 from meshwire.collectives.cost import cost_note
-from meshwire.collectives.strategy import Topology, collective_for, topology_at_hubs, topology_of
+from meshwire.collectives.strategy import Topology, collective_for, topology_by_way_of, topology_of
 from meshwire.jobs.lifecycle import job_number
 from meshwire.message_base import Wire
 from meshwire.messages.group import NOT_PREPARED, UNENCRYPTED
@@ -415,7 +415,7 @@ class Submission:
 
 def topology_at(members: Sequence[Member]) -> str | None:
     """At the hubs among these members; None: there is none."""
-    return topology_at_hubs([rank for rank, member in enumerate(members) if member.hub])
+    return topology_by_way_of([rank for rank, member in enumerate(members) if member.hub])
 
 
 def hub_topology(body: Submit, members: Sequence[Member]) -> str | None:

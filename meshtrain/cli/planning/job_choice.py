@@ -155,8 +155,7 @@ class FoundChoice:
         devices = self.planned.devices
         members = [devices[0], *(devices[1 + at] for at in option.others)]
         on = typed.on
-        everybody = self.planned.takes_all and len(option.others) == len(self.planned.devices) - 1
-        if not on and typed.peers_max is None and not everybody:
+        if not on and typed.peers_max is None and not self.planned.takes_whom_it_finds(option):
             on = tuple(device.id for device in members)
         price = option.price
         # The first rounds of post-local SGD are slower than those of which a price is known.
@@ -232,6 +231,7 @@ def _mesh_plan(there: LinkedMesh, traced: TracedScript, typed: JobChoice, prices
         typed.pinned,
         prices.work,
         shares=typed.shares != "equal",
+        ordered=not typed.on and typed.peers_max is None,
         hubs=[link for _, link in there.hubs],
     )
 

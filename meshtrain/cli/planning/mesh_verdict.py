@@ -69,6 +69,11 @@ class Planned:
     larger: Option | None = None
     rule: str | None = None
 
+    def takes_whom_it_finds(self, option: Option) -> bool:
+        """Whether a job that names nobody is this option: all train, and no rank stands in its topology."""
+        everybody = self.takes_all and len(option.others) == len(self.devices) - 1
+        return everybody and (option.hubs is True or not option.price.settings.collective.topology.named)
+
 
 def devices_of(named: Sequence[tuple[str, str]]) -> list[Device]:
     """Devices by (id, name). Who shares a name with another one, or has one that breaks a list, goes by its id."""
@@ -224,7 +229,7 @@ def submit_line(found: Planned, script: str, args: Sequence[str], data: str | No
     if found.choice is None:
         words += ["--on", found.devices[found.alone].typed] if found.alone else ["--peers", "1"]
     else:
-        if not (found.takes_all and len(found.choice.others) == len(found.devices) - 1):
+        if not found.takes_whom_it_finds(found.choice):
             members = (found.devices[0], *(found.devices[1 + at] for at in found.choice.others))
             words += ["--on", ",".join(member.typed for member in members)]
         typed = typed_for(found.choice)

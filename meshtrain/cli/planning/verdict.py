@@ -13,7 +13,7 @@ from meshwire.planning.quality import Quality
 from meshwire.planning.step_trace import StepTrace
 from meshwire.planning.what_if import Cell, WhatIf
 
-COLUMNS = ("MBIT/S", "LAPTOPS", "BEST", "SAMPLES/S", "OF ONE", "WAITS FOR", "DEFAULTS")
+COLUMNS = ("MBIT/S", "LAPTOPS", "BEST", "SAMPLES/S", "OF ONE", "NETWORK", "TRAINING", "WAITS FOR", "DEFAULTS")
 THE_DEFAULTS = "the defaults"  # bsp and fp32, over its usual topology: `submit --no-plan`
 TWICE = 2.0
 NEARLY_TWICE = 1.8  # what two can come to
@@ -76,7 +76,8 @@ def introduction(step: StepTrace, pricing: Pricing) -> str:
 
 
 def rows(cells: Sequence[Cell]) -> list[tuple[str, ...]]:
-    """The rows of the table that `whatif` prints, one for each network, under COLUMNS."""
+    """The rows of the table that `whatif` prints, one for each network, under COLUMNS. NETWORK, TRAINING: for how much of
+    a step the busiest link, or the air, carries something, and the least busy laptop computes."""
     return [
         (
             mbit(cell.bytes_s),
@@ -84,6 +85,8 @@ def rows(cells: Sequence[Cell]) -> list[tuple[str, ...]]:
             "train alone" if cell.best.against_one < PAYS_FROM else flags(cell.best),
             rate_text(cell.best.samples_s),
             times(cell.best.against_one),
+            f"{cell.best.link_part:.0%}",
+            f"{cell.best.processor_part:.0%}",
             WAITS_FOR[cell.waits_for],
             times(cell.default.against_one),
         )

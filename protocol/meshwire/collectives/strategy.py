@@ -234,8 +234,8 @@ def _sides(text: str, topology: Topology, typed: str) -> Sides:
     return tuple(map(int, sides))
 
 
-def topology_at_hubs(ranks: Sequence[int]) -> str | None:
-    """At these hubs: a star at one, equal shards on several. None: there is no hub."""
+def topology_by_way_of(ranks: Sequence[int]) -> str | None:
+    """A star at one of these ranks, equal shards on several; None: there is none."""
     return None if not ranks else f"{'star' if len(ranks) == 1 else 'sharded'}:{','.join(map(str, ranks))}"
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from meshwire.collectives.strategy import collective_for, topology_after, topology_at_hubs
+from meshwire.collectives.strategy import collective_for, topology_after, topology_by_way_of
 from meshwire.planning.choose import DEFAULT, LEVEL_PART, Pinned, given_up, job_settings, preferred, priced, wished
 from meshwire.planning.measured_link import MeasuredLink, measured_network
 from meshwire.planning.network import USUAL_WORK, DaemonWork, Network
@@ -54,6 +54,7 @@ class MeshPlan:
         pinned: what is not chosen, for it was typed.
         work: of each daemon's processor.
         shares: whether batches may follow speed (X4a).
+        ordered: whether a group's order is that of a job's ranks; else no topology is offered that names some of them.
     """
 
     def __init__(
@@ -65,11 +66,13 @@ class MeshPlan:
         work: DaemonWork = USUAL_WORK,
         *,
         shares: bool = True,
+        ordered: bool = True,
         hubs: Sequence[MeasuredLink] = (),
     ) -> None:
         self._work = work
         self._hubs = () if pinned.topology is not None else tuple(hubs)
         self._shares = shares
+        self._ordered = ordered and pinned.topology is None
         # What a graphics card does is another calculation.
         speeds = [link.peer_speed or 1.0 if step.device == "cpu" else 1.0 for link in links]
         self._each = [step, *(step.at_speed(speed) for speed in speeds)]
@@ -109,7 +112,7 @@ class MeshPlan:
     def best(self, group: tuple[int, ...], quality: Quality) -> Option:
         """The best settings of the wished quality for one group: by the hubs that are there, unless that is slower."""
         settings = wished(self._settings, quality)
-        found = self._option(group, preferred(self._priced(settings, group)))
+        found = self._option(group, preferred(self._priced([*settings, *self._at_cables(settings, group)], group)))
         if by_hubs := self._priced(self._at_hubs(settings, group), group, hubs=True):
             best = self._option(group, preferred(by_hubs), hubs=True)
             if best.price.samples_s >= (1 - LEVEL_PART) * found.price.samples_s:
@@ -162,17 +165,17 @@ class MeshPlan:
         return StepForecast(compute_s=option.price.compute_s, codecs=tuple(curves)) if curves[1:] else None
 
     def _at_hubs(self, settings: Sequence[JobSettings], group: tuple[int, ...]) -> list[JobSettings]:
-        """The same by way of the hubs, each once, where their codecs can go that way."""
+        """The same by way of the hubs."""
         first = 1 + len(group)
-        topology = topology_at_hubs(range(first, first + len(self._hubs)))
-        found: dict[tuple[str, str], JobSettings] = {}
-        for each in settings if topology is not None else ():
-            try:
-                at_hubs = replace(each, collective=collective_for(each.codec, topology))
-            except ValueError:  # its codec does not go that way
-                continue
-            found.setdefault((str(each.codec), each.sync.text()), at_hubs)
-        return list(found.values())
+        return _by_way_of(range(first, first + len(self._hubs)), settings)
+
+    def _at_cables(self, settings: Sequence[JobSettings], group: tuple[int, ...]) -> list[JobSettings]:
+        """The same by way of those members that have a cable where the others have the air alone: what all send each
+        other crosses that once, and not twice. At this device alone is a star as it is."""
+        network = self._network(group, hubs=False)
+        wired = [rank for rank, link in enumerate(network.links) if link.wired]
+        mixed = network.air_bytes_s is not None and len(wired) < len(network.links) and wired != [0]
+        return _by_way_of(wired, settings) if self._ordered and mixed else []
 
     def _option(self, group: tuple[int, ...], price: Price, *, hubs: bool = False) -> Option:
         steps, network = self._steps(group), self._network(group, hubs=hubs)
@@ -197,6 +200,19 @@ class MeshPlan:
         if sizes is None:
             return steps
         return tuple(step.of_samples(size) for step, size in zip(steps, sizes, strict=True))
+
+
+def _by_way_of(ranks: Sequence[int], settings: Sequence[JobSettings]) -> list[JobSettings]:
+    """The same over the topology at these ranks, each codec and mode once, where the codec can go that way."""
+    topology = topology_by_way_of(ranks)
+    found: dict[tuple[str, str], JobSettings] = {}
+    for each in settings if topology is not None else ():
+        try:
+            at_ranks = replace(each, collective=collective_for(each.codec, topology))
+        except ValueError:  # its codec does not go that way
+            continue
+        found.setdefault((str(each.codec), each.sync.text()), at_ranks)
+    return list(found.values())
 
 
 def fastest(options: Sequence[Option]) -> Option | None:

@@ -15,6 +15,7 @@ from meshtrain.cli.planning.other_programs import OtherPrograms
 from meshtrain.cli.submission.measuring import NothingToChoose, NotMeasured
 from meshtrain.cli.ui.errors import CliError
 from meshtrain.following.speed import SLOWER_FOR_S, SpeedWatch
+from meshwire.collectives.strategy import topology_of
 from meshwire.job_figures import prediction_text, rate_text, samples_s, speed_text
 from meshwire.messages.job import Fetch, Fetched, Metrics, Prediction, RankReport
 from meshwire.messages.local import GetJobs, GetStatus, MeasureLinks, Submit, Watch, Watched
@@ -25,7 +26,7 @@ from meshwire.planning.replan import RATES, CodecForecast, StepForecast
 from meshwire.planning.step_trace import TracedScript
 from meshwire.sync_modes.mode import sync_settings
 from meshwire.sync_modes.settings_changes import SettingsChange
-from tests.daemon.cli.test_plan import CARL, FakeMesh, measured
+from tests.daemon.cli.test_plan import CARL, FakeMesh, in_a_cell, measured
 from tests.daemon.cli.test_whatif import traced
 from tests.daemon.fakedaemon import ANNA, BERT, JOB, STATUS, Endpoint, accepting, known_jobs, run, summary
 
@@ -165,6 +166,21 @@ def test_what_is_typed_stays_and_the_rest_is_chosen(endpoint: Endpoint, mesh: Fa
     body, _ = submitted(endpoint, "--topology", "tree", "--peers", "2")
     assert body.topology == "tree"
     assert body.sync == "bsp"
+
+
+def test_who_has_which_rank_is_said_where_rounds_go_by_the_laptop_on_a_cable(
+    endpoint: Endpoint, mesh: FakeMesh
+) -> None:
+    """A daemon orders those whom it takes by itself; so whoever orders them otherwise is offered no such topology."""
+    mesh.mbit = {BERT: 1000.0, CARL: 1000.0}
+    mesh.known = {BERT: in_a_cell(200.0, peer_wired=False), CARL: in_a_cell(200.0, peer_wired=True)}
+    body, _ = submitted(endpoint)
+    assert (who(body), body.topology) == (((ANNA, BERT, CARL), None, None), "star:2")
+    body, _ = submitted(endpoint, "--peers", "3")
+    assert (who(body), body.topology) == (((ANNA, BERT, CARL), None, None), "star:2")
+    for typed in (["--on", "carl,anna,bert"], ["--peers", "3:4"]):
+        body, _ = submitted(endpoint, *typed)
+        assert not topology_of(body.topology or "ring").named
 
 
 def test_a_laptop_that_only_slows_down_stays_at_home_unless_it_is_named(endpoint: Endpoint, mesh: FakeMesh) -> None:

@@ -53,6 +53,13 @@ def measured(mbit: float, age_s: float = 60.0) -> MeasuredLink:
     )
 
 
+def in_a_cell(mbit: float, peer_wired: bool) -> MeasuredLink:
+    """From a laptop without a cable: both directions share the air, which a byte crosses twice, or once."""
+    rate = mbit * 125_000 * (2 if peer_wired else 1)
+    both = {"both_send_bytes_s": rate / 2, "both_receive_bytes_s": rate / 2, "wired": False, "peer_wired": peer_wired}
+    return measured(mbit, 0.0).model_copy(update={"send_bytes_s": rate, "receive_bytes_s": rate, **both})
+
+
 class FakeMesh:
     """A daemon that knows others, and what their links carry once it has measured them.
 
@@ -250,6 +257,16 @@ def test_a_hub_is_in_the_plan_where_it_does_not_slow_the_laptops_down(mesh: Fake
     slow = document()
     assert not slow["choice"]["by_hubs"]
     assert "--topology" in slow["command"], "or submit would take it in"
+
+
+def test_rounds_go_by_the_laptop_on_a_cable_and_the_line_names_who_has_which_rank(mesh: FakeMesh) -> None:
+    mesh.mbit = {BERT: 1000.0, CARL: 1000.0}
+    mesh.known = {BERT: in_a_cell(200.0, peer_wired=False), CARL: in_a_cell(200.0, peer_wired=True)}
+    found = document()
+    assert found["choice"]["members"] == [ANNA, BERT, CARL]
+    assert found["choice"]["topology"] == "star:2"
+    assert " --on anna,bert,carl " in found["command"]
+    assert " --topology star:2 " in found["command"]
 
 
 def test_who_is_faster_is_named_where_alone_is_faster(mesh: FakeMesh) -> None:

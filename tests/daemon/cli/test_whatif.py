@@ -78,8 +78,24 @@ def test_the_table_has_the_best_and_the_default_for_each_network() -> None:
     assert rows["20", "2"][0] == "train alone"
     assert rows["20", "2"][-1] == "0.067x", "0.065 was measured between namespaces"
     assert rows["1,000", "4"][-2] == "computing"
+    network, training = ({key: float(row[at].rstrip("%")) for key, row in rows.items()} for at in (-4, -3))
+    assert network["20", "2"] > 80 > network["1,000", "4"] > 0
+    assert training["20", "2"] < 90 < training["1,000", "4"] <= 100
     assert "51 samples/s" in shown.stderr
     assert "2,900,000 values: 11.1 MiB in fp32" in shown.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("known_script")
+def test_networks_from_one_home_to_a_cluster_are_one_command() -> None:
+    """With 100 Gbit/s nothing is compressed: what is left is computing."""
+    shown = run("whatif", "train.py", "--wired", "--mbit", "10,100,1000,10000,100000", "--peers", "2,64")
+    rows = table(shown)
+    assert len(rows) == 10
+    assert rows["10", "2"][0] == "train alone"
+    assert "int" in rows["100", "64"][0]
+    assert "int" not in rows["100,000", "64"][0]
+    assert float(rows["100,000", "64"][2].rstrip("x")) > 50
 
 
 @pytest.mark.usefixtures("known_script")

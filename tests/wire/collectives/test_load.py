@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from meshwire.collectives.load import Load, all_to_all, load_of, transfers_of, waves_of
 from meshwire.collectives.strategy import TOPOLOGIES, topology_of
@@ -54,6 +56,23 @@ def test_what_is_sent_is_received_and_crosses_the_air_twice(name: str, members: 
     assert load_of(programs, range(members)).air == 0
     each = 1 if name == "gather" else 2 / members
     assert math.isclose(sum(load.sent), each * members * (members - 1)), "2 (m - 1) vectors, or m (m - 1)"
+
+
+@given(st.data())
+def test_no_fractions_take_less_air_than_those_of_laptops_on_cables(data: st.DataObject) -> None:
+    """An owner of the fraction f sends and receives 1 + (m - 2) f vectors: least crosses the air where those have all
+    of it that have a cable, and the more the others own the more does."""
+    members = data.draw(st.integers(2, 7))
+    ranks = st.integers(0, members - 1)
+    cables = sorted(data.draw(st.sets(ranks, min_size=1, max_size=members)))
+    owners = data.draw(st.lists(ranks, min_size=1, max_size=8))
+
+    def air(owners: list[int]) -> float:
+        name = f"sharded:{','.join(map(str, owners))}"
+        return load_of(topology_of(name).programs(tuple(range(members))), cables).air
+
+    least, without = air(cables), sum(owner not in cables for owner in owners) / len(owners)
+    assert math.isclose(air(owners), least + 2 * without * (members - 2), abs_tol=1e-9)
 
 
 @pytest.mark.parametrize("members", range(2, 9))

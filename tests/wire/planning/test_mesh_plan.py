@@ -201,6 +201,42 @@ def test_a_topology_that_was_typed_leaves_hubs_out() -> None:
     assert mesh.best((0,), Quality.EXACT).hubs is None
 
 
+# --- members on cables ---
+
+
+def with_cables(*cables: bool, typed: str | None = None, ordered: bool = True) -> MeshPlan:
+    """A laptop on the air, and others on cables or not, whose steps are short."""
+    links = [to_wired_hub(100) if cable else station(50) for cable in cables]
+    return MeshPlan(Pricing(manifest(3_000_000), PRICES), step(0.01), links, Pinned(topology=typed), ordered=ordered)
+
+
+@pytest.mark.parametrize(
+    ("cables", "topology", "faster"),
+    [((False, True, False), "star:2", 1.5), ((True, False, True), "sharded:1,3", 1.5)],
+)
+def test_in_a_cell_rounds_go_by_the_laptops_on_cables(cables: tuple[bool, ...], topology: str, faster: float) -> None:
+    """One of four: 6 vectors cross the air where a ring has 9; two: 4 for 6, with two in the ring next to each other or
+    not."""
+    best = with_cables(*cables).best((0, 1, 2), Quality.EXACT)
+    ring = with_cables(*cables, typed="ring").best((0, 1, 2), Quality.EXACT)
+    assert (str(best.price.settings.collective.topology), str(ring.price.settings.collective.topology)) == (
+        topology,
+        "ring",
+    )
+    assert ring.price.step_s / best.price.step_s >= 0.95 * faster
+
+
+def test_where_ranks_are_somebody_elses_no_topology_names_them() -> None:
+    best = with_cables(False, True, False, ordered=False).best((0, 1, 2), Quality.EXACT)
+    assert not best.price.settings.collective.topology.named
+
+
+def test_among_equals_none_is_in_the_middle() -> None:
+    on_cables = MeshPlan(Pricing(manifest(3_000_000), PRICES), step(0.01), [cable(100)] * 2)
+    for mesh in (with_cables(False, False), on_cables):
+        assert not mesh.best((0, 1), Quality.EXACT).price.settings.collective.topology.named
+
+
 # --- while a job runs ---
 
 
