@@ -70,9 +70,9 @@ def plan(
     laptops. Shows the best of the wished quality for each group beside one laptop alone, what it chooses and why, and
     the line to run; train alone where that is faster. Not while a job runs, here or there.
 
-    The others are taken to be so much faster or slower than this one as a short calculation says, and links between them
-    to be as fast as theirs with this one. Of more than four others, groups are of the best links. In a WiFi cell rounds
-    may go by those of them that have a cable; their ranks are then the order behind --on.
+    The others are taken to be so much faster or slower than this one as a short calculation says, and links between
+    them to be as fast as theirs with this one. Of more than four others, groups are of the best links. In a WiFi cell
+    rounds may go by those of them that have a cable; their ranks are then the order behind --on.
     """
     root = Path.cwd()
     _check_choices(root, script, as_module=module)

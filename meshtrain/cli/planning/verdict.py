@@ -76,8 +76,8 @@ def introduction(step: StepTrace, pricing: Pricing) -> str:
 
 
 def rows(cells: Sequence[Cell]) -> list[tuple[str, ...]]:
-    """The rows of the table that `whatif` prints, one for each network, under COLUMNS. NETWORK, TRAINING: for how much of
-    a step the busiest link, or the air, carries something, and the least busy laptop computes."""
+    """The rows of the table that `whatif` prints, one for each network, under COLUMNS. NETWORK, TRAINING: for how much
+    of a step the busiest link, or the air, carries something, and the least busy laptop computes."""
     return [
         (
             mbit(cell.bytes_s),
