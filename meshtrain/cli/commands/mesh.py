@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from meshtrain.cli.planning.measured_links import measure_links, print_links
+from meshtrain.cli.planning.verdict import mbit
 from meshtrain.cli.ui.completion import complete_peers, complete_waiting
 from meshtrain.cli.ui.connection import connected
 from meshtrain.cli.ui.errors import BadCommandLine, reported
@@ -52,6 +53,8 @@ ADDRESSES_SHOWN = 3  # of this device's: cable, radio and one more
 ID_CHARS = 8  # of a device id that people see
 PAIR_HOST_TIMEOUT_S = 900.0  # the code itself expires earlier, at the daemon
 PAIR_JOIN_TIMEOUT_S = 120.0  # the search ends earlier, at the daemon
+LINK_TIMEOUT_S = 10.0  # from the code to the link
+LINK_POLL_S = 0.1
 TRUST = (
     "A paired device may run code on this one, with the rights of the user that runs meshtraind.\n"
     "It introduces this one and its other devices to each other (meshtrain up --introductions ask|never: not so)."
@@ -254,7 +257,8 @@ def pair(
     """Pair with another device. Without CODE show one and wait; with CODE join the device that shows it.
 
     One code joins all: a third device is paired with any of the others, which introduces it. A paired device may run
-    code on this one, with the rights of the user that runs meshtraind.
+    code on this one, with the rights of the user that runs meshtraind. Where the code is typed the new link is
+    measured, in two seconds, unless a job runs.
 
     The QR code holds the whole command for the other device, with this one's address. It is drawn where the terminal
     shows UTF-8 and has room; --qr draws it anyhow.
@@ -280,7 +284,7 @@ def pair(
     with connected(data_dir) as client:
         body = PairJoin(code=f"{digits[:3]}-{digits[3:]}", at=at)
         reply = ask(client, body, Paired, name="pairing", timeout_s=PAIR_JOIN_TIMEOUT_S, on_event=_show_progress)
-    _show_paired(reply, json)
+        _show_paired(reply, json, client)
 
 
 def _pair_host(data_dir: DataDir, qr: bool | None) -> Paired:
@@ -325,12 +329,40 @@ def _show_progress(event: Wire) -> None:
         say(printable_lines(event.text))
 
 
-def _show_paired(reply: Paired, json: bool) -> None:
+def _show_link(client: Client, paired: Paired) -> None:
+    """Measures the link to a new device, for the next plan, and says what it carries: a slow one is noticed here."""
+    name = printable(paired.name)
+    with Stages() as stages:
+        until_s = time.monotonic() + LINK_TIMEOUT_S
+        while (peer := _peer(client, paired.device)) is None or peer.state != "linked":
+            if time.monotonic() > until_s:
+                say(f"There is no link to {name} yet. If there is none in a minute: meshtrain doctor, on both")
+                return
+            stages.show(f"waiting for the link to {name}")
+            time.sleep(LINK_POLL_S)
+        failed = measure_links(client, (paired.device,), stages)
+        peer = _peer(client, paired.device)
+    for _, why in failed:
+        say(f"What its link carries is measured when a job is planned, for now it was not: {printable_lines(why)}")
+    if not failed and peer is not None and (link := peer.measured) is not None:
+        rates = f"sends {mbit(link.send_bytes_s)} and receives {mbit(link.receive_bytes_s)} Mbit/s"
+        say(f"Its link {rates}, a round trip takes {link.rtt_s * 1000:.1f} ms.")
+
+
+def _peer(client: Client, device: str) -> PeerSummary | None:
+    peers = ask(client, GetPeers(), Peers, name="peers").peers
+    return next((peer for peer in peers if peer.device == device), None)
+
+
+def _show_paired(reply: Paired, json: bool, measures: Client | None = None) -> None:
+    """`measures`: has the new link measured; None: that is not this side's to do."""
     if json:
         print_json(plain(reply))
         return
     print(f"paired with {printable(reply.name)} ({reply.device[:ID_CHARS]})")
     say("If either of the two is paired with others, these are introduced, too, and join within seconds.")
+    if measures is not None:
+        _show_link(measures, reply)
     say("Next: meshtrain peers")
 
 

@@ -437,7 +437,7 @@ def test_pair_names_another_port_than_the_usual_one(endpoint: Endpoint) -> None:
 @pytest.mark.parametrize("typed", ["483-917", "483917", "483 917"])
 def test_pair_takes_a_code_however_it_is_typed(endpoint: Endpoint, typed: str) -> None:
     endpoint.answers[PairJoin] = Paired(device=BERT, name="bert")
-    assert run("pair", typed, "--at", "10.0.0.1").exit_code == 0
+    assert run("pair", typed, "--at", "10.0.0.1", "--json").exit_code == 0
     assert endpoint.of_type(PairJoin) == [PairJoin(code="483-917", at="10.0.0.1")]
 
 
@@ -447,7 +447,7 @@ def test_pair_says_what_it_waits_for(endpoint: Endpoint) -> None:
         return Paired(device=BERT, name="bert")
 
     endpoint.answers[PairJoin] = join
-    assert run("pair", "483917").stderr.startswith("Looking for \\x1b[31mit\n")
+    assert run("pair", "483917", "--json").stderr.startswith("Looking for \\x1b[31mit\n")
 
 
 # --- jobs ---

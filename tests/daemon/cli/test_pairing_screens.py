@@ -24,10 +24,12 @@ from meshwire.messages.local import (
     GetStatus,
     IntroducedDevice,
     IntroductionPolicy,
+    MeasureLinks,
     PairAccept,
     PairCode,
     Paired,
     PairHost,
+    PairJoin,
     Peers,
     PeerSummary,
     SetIntroductions,
@@ -37,6 +39,7 @@ from meshwire.messages.local import (
     Watched,
 )
 from tests.daemon.cli.test_cli import serving
+from tests.daemon.cli.test_plan import FakeMesh
 from tests.daemon.fakedaemon import BERT, JOB, STATUS, Emit, Endpoint, known_jobs, run, summary
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
@@ -274,3 +277,55 @@ def test_status_stays_a_screen_however_many_came(endpoint: Endpoint) -> None:
     assert "d63 (efefefef) joined" in said[7]
     assert "and 56 more joined within a day: meshtrain peers" in said
     assert "and 56 more wait: meshtrain peers" in said
+
+
+# --- the new link ---
+
+
+@pytest.fixture
+def mesh_of_bert(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> FakeMesh:
+    """Anna's daemon, which is about to be paired with bert's."""
+    monkeypatch.setattr(mesh, "LINK_POLL_S", 0.0)
+    endpoint.answers[PairJoin] = Paired(device=BERT, name="bert")
+    return FakeMesh(endpoint)
+
+
+@pytest.mark.usefixtures("mesh_of_bert")
+def test_what_the_new_link_carries_is_said_where_the_code_is_typed(endpoint: Endpoint) -> None:
+    """And kept for the next plan; a script that pairs waits for nothing."""
+    shown = run("pair", "483917")
+    assert (shown.exit_code, shown.stdout) == (0, "paired with bert (cdcdcdcd)\n")
+    *_, figures, next_step = shown.stderr.splitlines()
+    assert figures == "Its link sends 1,000 and receives 1,000 Mbit/s, a round trip takes 1.0 ms."
+    assert next_step == "Next: meshtrain peers"
+    assert run("pair", "483917", "--json").exit_code == 0
+    assert [body.devices for body in endpoint.of_type(MeasureLinks)] == [(BERT,)]
+
+
+def test_a_link_that_cannot_be_measured_now_is_measured_later(mesh_of_bert: FakeMesh) -> None:
+    mesh_of_bert.mbit[BERT] = 0.0
+    shown = run("pair", "483917")
+    assert shown.exit_code == 0, "it is paired"
+    assert "measured when a job is planned, for now it was not: a job runs on it\n" in shown.stderr
+
+
+@pytest.mark.usefixtures("mesh_of_bert")
+def test_a_link_that_comes_later_is_waited_for_and_one_that_does_not_is_told_of(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linked: Any = endpoint.answers[GetPeers]
+    asked: list[Wire] = []
+
+    def peers(body: Wire, emit: Emit) -> Wire:
+        asked.append(body)
+        return linked(body, emit) if len(asked) > 3 else Peers(peers=(peer(BERT, "bert", "paired"),))
+
+    endpoint.answers[GetPeers] = peers
+    shown = run("pair", "483917")
+    assert shown.stderr.count("waiting for the link to bert\n") == 1
+    assert "Its link sends 1,000" in shown.stderr
+    monkeypatch.setattr(mesh, "LINK_TIMEOUT_S", -1.0)
+    asked.clear()
+    shown = run("pair", "483917")
+    assert shown.exit_code == 0
+    assert "There is no link to bert yet. If there is none in a minute: meshtrain doctor, on both\n" in shown.stderr
