@@ -416,7 +416,7 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("studies", nargs="*", metavar="STUDY", help=", ".join(names))
-    parser.add_argument("--minutes", type=float, default=60.0, help="begin nothing after these (default %(default)g)")
+    parser.add_argument("--minutes", type=float, default=30.0, help="begin nothing after these (default %(default)g)")
     parser.add_argument("--page", action="store_true", help="write results/codec_studies.md from the file at the end")
     parser.add_argument("--resume", type=Path, default=RESULTS / "codec_studies.jsonl", metavar="FILE")
     options = parser.parse_args()

@@ -260,6 +260,7 @@ def add_options(parser: argparse.ArgumentParser, sections: Sequence[str], journa
     parser.add_argument("--only", metavar="PATTERN", default="", help="only the cases in whose name this is found")
     parser.add_argument("--short", action="store_true", help="shows in little time that it works, and is no result")
     parser.add_argument("--resume", type=Path, default=journal, metavar="FILE", help="%(default)s")
+    parser.add_argument("--minutes", type=float, default=30.0, help="begin nothing after these (default %(default)g)")
     parser.add_argument("--page", action="store_true", help="write the pages and pictures from the file at the end")
 
 
@@ -285,7 +286,6 @@ def run(
     failures: tuple[type[BaseException], ...],
     write: Callable[[Journal], Iterable[Path]],
     *,
-    minutes: float | None = None,
     digits: int = 4,
 ) -> int:
     """Measures what is missing of some sections, and writes the pages if that was asked for.
@@ -294,7 +294,7 @@ def run(
         options: of `parsed`.
         failures: of one case, which stop no other; of a page they end the command.
         write: the pages; says where they are.
-        minutes, digits: as of `measure`.
+        digits: as of `measure`.
 
     Returns:
         The exit code: 1 when a case could not be measured. What follows from the figures is the pages' to say.
@@ -308,7 +308,7 @@ def run(
         if sections:
             with interruptible():
                 failed = measure(
-                    *(journal, sections, missing, failures), short=options.short, minutes=minutes, digits=digits
+                    *(journal, sections, missing, failures), short=options.short, minutes=options.minutes, digits=digits
                 )
         for path in write(journal) if options.page else ():
             say(f"wrote {path}")

@@ -92,7 +92,7 @@ def main() -> int:
         def written(journal: Journal) -> list[Path]:
             return [path for write in PAGES for path in write(journal, options.into)]
 
-        return run(options, chosen, FAILED, written, minutes=options.minutes, digits=DIGITS)
+        return run(options, chosen, FAILED, written, digits=DIGITS)
 
 
 def _options(names: list[str]) -> argparse.Namespace:
@@ -100,7 +100,6 @@ def _options(names: list[str]) -> argparse.Namespace:
         prog="python -m tests.bench.proof", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_options(parser, names, RESULTS / "proof.jsonl", None)
-    parser.add_argument("--minutes", type=float, default=30.0, help="begin nothing after these (default %(default)g)")
     parser.add_argument("--into", type=Path, default=RESULTS, metavar="FOLDER", help="of the pages (%(default)s)")
     return parsed(parser, names)
 
