@@ -4,6 +4,8 @@ The learners are paced: a step is stated to take so long, as on cores that this 
 timed as `whatif` times one, its price is computed for each network, and then real daemons train it there.
 """
 
+import math
+import random
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -13,13 +15,16 @@ from statistics import fmean
 
 from meshtrain.cli.planning.codec_prices import processor_prices
 from meshtrain.cli.ui.progress import Stages
+from meshwire.collectives.strategy import collective_for
 from meshwire.messages.local import Watch, Watched
-from meshwire.planning.choose import job_settings
+from meshwire.planning.choose import job_settings, legal_settings, preferred, priced, wished
 from meshwire.planning.price import JobSettings, Pricing
+from meshwire.planning.quality import EVIDENCE
+from meshwire.sync_modes.codec_for_mode import codec_of
 from tests.bench import paced
 from tests.bench.journal import Case, Figures, Section
 from tests.bench.overlap_lab import OverlapError, StationDaemon, linked_stations
-from tests.bench.proof.networks.paced_models import Net, traced
+from tests.bench.proof.networks.paced_models import QUALITIES, Net, traced
 from tests.bench.proof.places import NAMES, LocalPlace
 from tests.daemon import realjobs as jobs
 from tests.lab.lab import Lab, lab_unavailable
@@ -56,17 +61,26 @@ class Mesh:
 
     Attributes:
         seconds: that all jobs take, about.
+        values: of the model.
+        step_s: that a learner computes.
     """
 
     members: int
     net: Net
     jobs: tuple[Job, ...]
     seconds: int
+    values: int = VALUES
+    step_s: float = STEP_S
 
     def lab(self) -> Lab:
         """Made of namespaces."""
         mbit = self.net.mbit
         return Lab(self.members, cell=Cell(mbit)) if self.net.shared else Lab(self.members, mbit)
+
+    @property
+    def about(self) -> str:
+        """For people: all of it."""
+        return f"{self.values / 1e6:g} M values in {1000 * self.step_s:g} ms, {self}"
 
     def __str__(self) -> str:
         return self.net.holds(self.members)
@@ -117,6 +131,35 @@ EXPECTED = (
     "predicted to be slower than one laptop is."
 )
 
+BY_HAND = (
+    Job("fp32", "bsp", 7),
+    Job("int8", "bsp", 7),
+    Job("int4", "bsp", 7),
+    Job("int8", "local:8", 5),
+    Job("int8", "local:8,ssp:1", 5),
+)
+"""What a person who has read the guides might type, whose first three are safe."""
+AUTO_ROUNDS = 8
+RANDOM_MESHES = 12
+SEED = 18
+EXPECTED_RANDOM = (
+    "What is chosen is within a tenth of the best that is typed in ten of twelve cells. Where the link is slow `safe` "
+    "is one laptop alone, and that is right."
+)
+
+
+def random_meshes() -> tuple[Mesh, ...]:
+    """Laptops, models, steps and networks as they fall: rates of a home, models and steps that two cores can pace."""
+    draw = random.Random(SEED)
+    meshes = []
+    for _ in range(RANDOM_MESHES):
+        values = round(math.exp(draw.uniform(math.log(3e5), math.log(3e6))), -5)
+        net = Net(round(math.exp(draw.uniform(math.log(10), math.log(200)))), shared=draw.random() < 0.5)
+        step_s = round(draw.uniform(0.2, 0.8), 1)
+        meshes.append(Mesh(draw.choice((2, 3, 4)), net, BY_HAND, 100, int(values), step_s))
+    return tuple(meshes)
+
+
 # Gradients of noise that move the weights: equal ones are packed by LZ4 on slow links (W5), and real ones hardly are.
 SCRIPT = paced.SCRIPT.replace(
     "self.backward_s, self.asleep_s",
@@ -130,27 +173,42 @@ def case_name(mesh: Mesh) -> str:
     return f"predicted, {mesh}"
 
 
-def sections(shared: LocalPlace) -> tuple[Section]:
+def random_name(mesh: Mesh) -> str:
+    """As `case_name`, of one that was drawn."""
+    return f"random, {mesh.about}"
+
+
+def sections(shared: LocalPlace) -> tuple[Section, ...]:
     """All meshes."""
+    drawn = tuple(
+        Case(random_name(mesh), mesh.seconds, _chosen(shared, mesh), lambda: lab_unavailable("nft"))
+        for mesh in random_meshes()
+    )
     cases = tuple(
         Case(case_name(mesh), mesh.seconds, _measured(shared, mesh), lambda: lab_unavailable("nft")) for mesh in MESHES
     )
     about = f"what `whatif` predicts of {VALUES / 1e6:g} M values and steps of {STEP_S:g} s, beside what jobs take"
-    return (Section("predicted", about, cases, repeats=1, expected=EXPECTED),)
+    chosen = f"what is chosen, beside what a person might type, in {RANDOM_MESHES} cells that were drawn"
+    return (
+        Section("predicted", about, cases, repeats=1, expected=EXPECTED),
+        Section("random", chosen, drawn, repeats=1, expected=EXPECTED_RANDOM),
+    )
 
 
-def script_options(members: int, rounds: int) -> str:
+def script_options(mesh: Mesh, members: int, rounds: int) -> str:
     """The paced script's argument."""
-    return paced.options(values=VALUES, sample_s=STEP_S / BATCH, batch=BATCH, slowness=(1.0,) * members, rounds=rounds)
+    return paced.options(
+        values=mesh.values, sample_s=mesh.step_s / BATCH, batch=BATCH, slowness=(1.0,) * members, rounds=rounds
+    )
 
 
-def measured_s(job: Job, daemons: Sequence[StationDaemon], folder: Path, rounds: int) -> float:
+def measured_s(job: Job, mesh: Mesh, daemons: Sequence[StationDaemon], folder: Path) -> float:
     """Seconds a step of a job, in the mean over whole periods behind the first rounds. Raises OverlapError."""
     submitted = jobs.submit(
         daemons[0],
         folder,
         SCRIPT,
-        args=(script_options(len(daemons), rounds),),
+        args=(script_options(mesh, len(daemons), job.rounds),),
         hash_every=0,
         sync=job.sync,
         codec=job.codec,
@@ -174,7 +232,7 @@ def _measured(shared: LocalPlace, mesh: Mesh) -> Callable[[int, bool], Figures]:
         codecs = [str(job.settings.codec) for each in MESHES for job in each.jobs]
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="meshtrain-")))
-            script = traced(folder, SCRIPT, script_options(1, 1000))
+            script = traced(folder, SCRIPT, script_options(mesh, 1, 1000))
             prices = processor_prices([*codecs, "fp32"], shared.scratch() / "prices", stack.enter_context(Stages()))
             pricing = Pricing(script.measurement.manifest, prices.codecs)
             network = replace(mesh.net.network(mesh.members), work=prices.work)
@@ -183,8 +241,43 @@ def _measured(shared: LocalPlace, mesh: Mesh) -> Callable[[int, bool], Figures]:
             found = {"alone": [script.step.alone_s]}
             for job in mesh.jobs[:1] if short else mesh.jobs:
                 price = pricing.price(job.settings, (script.step,) * mesh.members, network)
-                found[str(job)] = [measured_s(job, daemons, folder, job.rounds)]
+                found[str(job)] = [measured_s(job, mesh, daemons, folder)]
                 found[f"{job}, planned"] = [price.step_s]
         return found
 
     return measured
+
+
+def _chosen(shared: LocalPlace, mesh: Mesh) -> Callable[[int, bool], Figures]:
+    def measured(_repeat: int, short: bool) -> Figures:
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="meshtrain-")))
+            script = traced(folder, SCRIPT, script_options(mesh, 1, 1000))
+            prices = processor_prices(
+                [tried.codec for tried in EVIDENCE], shared.scratch() / "prices", stack.enter_context(Stages())
+            )
+            pricing = Pricing(script.measurement.manifest, prices.codecs)
+            network = replace(mesh.net.network(mesh.members), work=prices.work)
+            lab = stack.enter_context(mesh.lab())
+            daemons = linked_stations(lab, NAMES[: mesh.members], folder)
+            found = {"alone": [script.step.alone_s]}
+            settings = list(legal_settings(script.measurement.manifest))
+            steps = (script.step,) * mesh.members
+            ways = {each.settings: each for each in (mesh.jobs[:1] if short else mesh.jobs)}
+            for quality in QUALITIES:
+                best = preferred(priced(pricing, wished(settings, quality), steps, network)).settings
+                job = ways.setdefault(best, _job_of(best))
+                found[f"{quality}: {job}"] = [1.0]
+            for each, job in ways.items():
+                found[str(job)] = [measured_s(job, mesh, daemons, folder)]
+                found[f"{job}, planned"] = [pricing.price(each, steps, network).step_s]
+        return found
+
+    return measured
+
+
+def _job_of(settings: JobSettings) -> Job:
+    usual = settings.collective == collective_for(settings.codec)
+    codec = None if codec_of(settings.sync, None) == settings.codec else str(settings.codec)
+    topology = None if usual else str(settings.collective.topology)
+    return Job(codec, settings.sync.text(), AUTO_ROUNDS, topology)

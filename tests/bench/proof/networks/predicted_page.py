@@ -8,16 +8,30 @@ from pathlib import Path
 from statistics import median
 
 from meshwire.planning.mesh_plan import PAYS_FROM
+from meshwire.planning.quality import Quality
 from tests.bench.journal import Journal
 from tests.bench.proof.networks import grid, grid_page
 from tests.bench.proof.networks.paced_models import QUALITIES
-from tests.bench.proof.networks.predicted import EXPECTED, MESHES, STEP_S, VALUES, case_name
+from tests.bench.proof.networks.predicted import (
+    BY_HAND,
+    EXPECTED,
+    EXPECTED_RANDOM,
+    MESHES,
+    STEP_S,
+    VALUES,
+    Mesh,
+    case_name,
+    random_meshes,
+    random_name,
+)
 from tests.bench.proof.networks.wifi import MEASURED, measured_name, model_of
 from tests.bench.proof.networks.wifi_page import quality_figure, seconds
 
 PAGE = "predicted.md"
 CORES = 2  # of the machine on which all pages were made
 BUSY = 2 / 3  # of all cores: above, who waits for a core waits for others' work
+ALONE, PLANNED = "one alone", ", planned"
+NEAR = 0.9  # of the best that was typed: who chooses is asked for no more
 MEDIAN_GOAL, TENTH_GOAL, REGRET_GOAL, ALONE_GOAL = 0.05, 0.15, 0.05, 0.05
 
 
@@ -72,7 +86,8 @@ class Cell:
 
 def cells(journal: Journal) -> list[Cell]:
     """All that were measured, those of one mesh together."""
-    return [*_of_meshes(journal), *_of_wifi(journal), *_of_grid(journal)]
+    drawn = [cell for mesh in random_meshes() for cell in _of_drawn(journal, mesh)]
+    return [*_of_meshes(journal), *drawn, *_of_wifi(journal), *_of_grid(journal)]
 
 
 def _of_meshes(journal: Journal) -> Iterator[Cell]:
@@ -83,6 +98,50 @@ def _of_meshes(journal: Journal) -> Iterator[Cell]:
                 name = str(job)
                 numbers = (figures["alone"][0], figures[f"{name}, planned"][0], median(figures[name]))
                 yield Cell(f"{VALUES / 1e6:g} M values, {mesh}", name, mesh.members, *numbers)
+
+
+def _of_drawn(journal: Journal, mesh: Mesh) -> Iterator[Cell]:
+    for entry in journal.of(random_name(mesh))[-1:]:
+        figures = entry.figures
+        for name in [name.removesuffix(PLANNED) for name in figures if name.endswith(PLANNED)]:
+            numbers = (figures["alone"][0], figures[f"{name}{PLANNED}"][0], median(figures[name]))
+            yield Cell(mesh.about, name, mesh.members, *numbers)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What was chosen in a cell that was drawn, and the best that was typed there.
+
+    Attributes:
+        alone: it is predicted not to pay, so one laptop trains.
+        of_one: samples a second, in those of one laptop alone, measured.
+        typed_of_one: of the best of those that a person might type, one laptop alone among them.
+    """
+
+    settings: str
+    alone: bool
+    of_one: float
+    typed: str
+    typed_of_one: float
+
+    @property
+    def of_typed(self) -> float:
+        """Of the best that was typed."""
+        return self.of_one / self.typed_of_one
+
+
+def chosen_in(journal: Journal, mesh: Mesh, quality: Quality) -> Chosen | None:
+    """None where it is not measured."""
+    entries, begin = journal.of(random_name(mesh)), f"{quality}: "
+    if not entries:
+        return None
+    found = {cell.settings: cell for cell in _of_drawn(journal, mesh)}
+    (chosen,) = (name.removeprefix(begin) for name in entries[-1].figures if name.startswith(begin))
+    typed = {str(job): found[str(job)].of_one for job in BY_HAND if quality.allows(job.settings.quality)}
+    typed[ALONE] = 1.0
+    best = max(typed, key=lambda name: typed[name])
+    alone = found[chosen].planned_of_one < PAYS_FROM
+    return Chosen(chosen, alone, 1.0 if alone else found[chosen].of_one, best, typed[best])
 
 
 def _of_wifi(journal: Journal) -> Iterator[Cell]:
@@ -135,7 +194,7 @@ def page(journal: Journal) -> str:
 
 def _lines(journal: Journal) -> Iterator[str]:
     yield from ("# What is predicted, beside what jobs take", "", "```")
-    yield "python -m tests.bench.proof predicted wifi grid grid-periods   # on a machine that does nothing else"
+    yield "python -m tests.bench.proof predicted random wifi grid grid-periods   # on a machine that does nothing else"
     yield from ("python -m tests.bench.proof --page", "```", "")
     yield f"Real daemons with TLS in the lab train learners whose computing is paced: {VALUES / 1e6:g} M values with"
     yield f"steps of {1000 * STEP_S:g} ms here, and the models of [WiFi](wifi.md) and of [others' grid](grid.md). The"
@@ -153,6 +212,8 @@ def _lines(journal: Journal) -> Iterator[str]:
     yield from ("this machine's cores: they show the machine, and are not judged.", "")
     yield from _summary(free)
     yield from (f"**What stands in the way.** {IN_THE_WAY}", "")
+    yield from _drawn(journal)
+    yield from ("## All cells", "")
     yield from ("| | step: measured | predicted | by it | of one: measured | predicted |", f"|{'---|' * 6}")
     for mesh, together in groupby(found, lambda cell: cell.mesh):
         yield f"| **{mesh}** | | | | | |"
@@ -160,6 +221,35 @@ def _lines(journal: Journal) -> Iterator[str]:
             mark = " (shows the machine)" * one.shows_the_machine
             numbers = (seconds(one.measured_s), seconds(one.planned_s), f"{one.error:+.1%}", f"{one.of_one:.2f}")
             yield f"| `{one.settings}`{mark} | {' | '.join(numbers)} | {one.planned_of_one:.2f} |"
+
+
+def _drawn(journal: Journal) -> Iterator[str]:
+    yield from ("## What is chosen, in cells that were drawn", "")
+    typed = ", ".join(f"`{job}`" for job in BY_HAND)
+    yield "Laptops, model, step and network as they fell, with a seed. Beside what is chosen: the best of what a person"
+    yield f"might type ({typed}; for `safe` the first three) and one laptop alone. *of it*: the chosen one's speed by"
+    yield f"that one's; **{NEAR:g} and more is near enough**."
+    yield from ("", f"**Expected, before it ran.** {EXPECTED_RANDOM}", "")
+    rows = []
+    near = dict.fromkeys(QUALITIES, 0)
+    for mesh in random_meshes():
+        cells_of = []
+        for quality in QUALITIES:
+            if (one := chosen_in(journal, mesh, quality)) is None:
+                break
+            near[quality] += one.of_typed >= NEAR
+            what = ALONE if one.alone else f"`{one.settings}`"
+            best = one.typed if one.typed == ALONE else f"`{one.typed}`"
+            cells_of += [f"{what} {one.of_one:.2f}", f"{best} {one.typed_of_one:.2f}", f"{one.of_typed:.2f}"]
+        else:
+            rows.append(f"| {mesh.about} | {' | '.join(cells_of)} |")
+    if not rows:
+        yield from ("Not measured.", "")
+        return
+    heads = (*("", "`safe`, of one", "typed", "of it"), *("`fast`, of one", "typed", "of it"))
+    yield from (f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}", *rows, "")
+    counts = " and ".join(f"`{quality}` in {near[quality]}" for quality in QUALITIES)
+    yield from (f"Near enough: {counts} of {len(rows)}.", "")
 
 
 def judged(found: Sequence[Cell]) -> list[tuple[str, float, float]]:
