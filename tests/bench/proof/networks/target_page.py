@@ -32,6 +32,13 @@ from tests.bench.proof.networks.wifi_page import FP16_GOAL, POWERSGD_GOAL, quali
 from tests.bench.proof.plots import Curve, Panel, panels_svg
 
 PAGE, PICTURE = "target.md", "target.svg"
+IN_THE_WAY = (
+    "Of `safe` the bytes: an eighth of fp32's at the least, so that a step takes 4 s in the cell, of which 0.5 s are "
+    "computing (wifi.md). Of `fast` its lag: a period of 8 steps, and one more until its mean is there. "
+    "ResNet-18 has made up for it after 256 steps; the GPT, here with SGD, has not after 192, and one laptop alone is "
+    "ahead of it. And of any exchange the batch: of four laptops it is four times as large, at a rate that stays, so a "
+    "step is worth less than four of one laptop's. Three times as soon as one is most of what there is (above)."
+)
 TARGET_PART = 0.75  # of the samples, after which the loss of DDP's fp16 hook, exact but for rounding, is the target
 ALONE_GOAL = 3.0
 FP16, POWERSGD = HOOKS
@@ -157,7 +164,16 @@ def _longer(journal: Journal) -> Iterator[str]:
                 losses = [f"{loss_at(curves[one.settings], times * steps):.3f}" for times in (1, 2, LONGER)]
                 pairs = zip(times_s[one.name], times_s.get(ALONE, [None] * len(targets)), strict=True)
                 yield f"| {' | '.join([str(net), f'`{one.settings}`', *losses, *(_sooner(*pair) for pair in pairs)])} |"
-        yield ""
+        free = [_if_free(curves, loss) for loss in targets]
+        told = " and ".join("never" if times is None else f"{times:.1f} times as soon as one" for times in free)
+        yield from ("", f"If exchanging took no time and changed nothing, {MEMBERS} laptops were there {told}.", "")
+    yield from (f"**What stands in the way.** {IN_THE_WAY}", "")
+
+
+def _if_free(curves: Mapping[str, Curve], loss: float) -> float | None:
+    """How many times as soon as one laptop so many are there whose steps take what one's do; None: not at all."""
+    exact, alone = steps_to(curves[FP16], loss), steps_to(curves[ALONE], loss)
+    return None if exact is None or alone is None else MEMBERS * alone / exact
 
 
 def _time_s(one: Reached, curves: Mapping[str, Curve], loss: float) -> float | None:

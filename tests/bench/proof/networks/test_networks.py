@@ -226,6 +226,7 @@ def test_what_fast_comes_to_in_more_steps_is_told_beside_one_laptop(tmp_path: Pa
     )
     assert f"| `{fast}` | 2.000 | 1.000 | 0.500 | 48 s, 4.00 | not reached |" in text
     assert f"| `{target.ALONE}` | 2.000 | 1.000 | 0.000 | 192 s, 1.00 | 410 s, 1.00 |" in text
+    assert "4 laptops were there 8.0 times as soon as one and 4.3 times as soon as one." in text
 
 
 def codec_entries(trained: target.Trained, codec: str, *ends: float) -> list[tuple[str, Figures]]:
