@@ -47,7 +47,30 @@ def _goodput(journal: Journal) -> Iterator[str]:
     yield f"|{'---|' * 9}"
     for rounds in goodput.EPOCH_ROUNDS:
         yield from (_kills_row(journal, kills) for kills in goodput.of_epochs(rounds))
-    yield ""
+    yield from ("", *_away(journal))
+
+
+def away_s(journal: Journal, kills: goodput.Kills) -> float | None:
+    """For how long a kill takes one learner away, from the part that computes; None where nothing is killed, or it was
+    not measured."""
+    computing = journal.figures(kills.name, "computing")
+    if kills.every_s is None or not computing:
+        return None
+    return goodput.PEERS * (1 - median(computing)) * kills.every_s
+
+
+def _away(journal: Journal) -> Iterator[str]:
+    every = [kills for rounds in goodput.EPOCH_ROUNDS for kills in goodput.of_epochs(rounds)]
+    found = [(kills.name, away_s(journal, kills)) for kills in every]
+    told = [f"{seconds:.1f} s ({name})" for name, seconds in found if seconds is not None]
+    often_s = min(every_s for every_s in goodput.WINDOWS_S if every_s is not None)
+    most_s = goodput.PEERS * (1 - GOODPUT_GOAL) * often_s
+    if told:
+        yield f"**What stands in the way.** A kill takes one learner away for {', '.join(told)}."
+        yield "Some 2 s of each are Python and torch ([recovery.md](recovery.md)), the rest is what it runs through; the"
+        yield f"others' next round comes after 0.3 s. To leave {GOODPUT_GOAL:g} of four with a kill every {often_s:g} s"
+        yield f"a return could take {most_s:.1f} s. Where kills follow each other so fast, rounds that are cut off take"
+        yield from ("more: their samples are computed anew.", "")
 
 
 def kept_parts(journal: Journal, kills: goodput.Kills) -> list[float]:
