@@ -67,10 +67,13 @@ def _away(journal: Journal) -> Iterator[str]:
     most_s = goodput.PEERS * (1 - GOODPUT_GOAL) * often_s
     if told:
         yield f"**What stands in the way.** A kill takes one learner away for {', '.join(told)}."
-        yield "Some 2 s of each are Python and torch ([recovery.md](recovery.md)), the rest is what it runs through; the"
-        yield f"others' next round comes after 0.3 s. To leave {GOODPUT_GOAL:g} of four with a kill every {often_s:g} s"
-        yield f"a return could take {most_s:.1f} s. Where kills follow each other so fast, rounds that are cut off take"
-        yield from ("more: their samples are computed anew.", "")
+        yield "Some 2 s of each are Python and torch ([recovery.md](recovery.md)), the rest is what it runs through;"
+        yield "the others' next round comes after 0.3 s. To leave"
+        yield f"{GOODPUT_GOAL:g} of four with a kill every {often_s:g} s a return could take {most_s:.1f} s. Where kills"
+        yield from (
+            "follow each other so fast, rounds that are cut off take more: their samples are computed anew.",
+            "",
+        )
 
 
 def kept_parts(journal: Journal, kills: goodput.Kills) -> list[float]:
