@@ -8,8 +8,8 @@ SYNC is what `--sync` takes, such as `diloco:8` or `demo`; 8 is short for `local
 before it, that is the one that it brings. `--rate` is the learning rate, for `demo` of SGD without momentum.
 
 Of others' methods, `hook:4,10` is PowerSGD of rank 4 as torch's hook has it, after 10 rounds that travel whole, with a
-third number from another first basis; `ef21:0.01` is EF21 with the momentum of SGD; `dion:4` is Dion of rank 4, whose
-matrices move at DION_RATE. What is trained says `--model`.
+third number from another first basis; `ef21:0.01` is EF21 with the momentum of SGD; `largest:0.01` is `topk`
+without error feedback; `dion:4` is Dion of rank 4, whose matrices move at DION_RATE. What is trained says `--model`.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from meshwire.codecs.registry import CodecSpec, parse_codec
 from meshwire.sync_modes.codec_for_mode import codec_of
 from meshwire.sync_modes.mode import SyncSettings, sync_settings
 from tests.bench.codec_tasks import TASKS, Task
-from tests.bench.other_methods import Dion, Ef21Momentum, TorchsPowerSgd, in_directions
+from tests.bench.other_methods import Dion, Ef21Momentum, LargestAlone, TorchsPowerSgd, in_directions
 from tests.bench.simulated_rounds import Shapes, SimulatedRounds
 
 SIGN_RATE = 1e-3
@@ -78,6 +78,8 @@ def means_of(text: str, shapes: Shapes, members: int, optimizer: torch.optim.Opt
         return Ef21Momentum(float(numbers[0]), shapes, members, momentum_of(optimizer).factor)
     if name == "dion":
         return Dion(int(numbers[0]), shapes, members)
+    if name == "largest":
+        return LargestAlone(float(numbers[0]), shapes)
     return SimulatedRounds(text, shapes, members, momentum_of(optimizer) if parse_codec(text).momentum else None)
 
 
@@ -176,7 +178,7 @@ def _held_out_loss(task: Task) -> float:
 
 def _own_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, sync: SyncSettings, text: str) -> OptimizerStep:
     name = text.partition(":")[0]
-    if name == "hook":
+    if name in ("hook", "largest"):
         return OptimizerStep(optimizer)
     parameters = list(model.parameters())
     if name == "ef21":

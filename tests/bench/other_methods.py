@@ -1,5 +1,5 @@
 """What members' gradients come to by methods that are no codec of ours, for comparison, in one process: PowerSGD as
-torch's hook has it, EF21 with momentum, and Dion."""
+torch's hook has it, EF21 with momentum, the largest values alone, and Dion."""
 
 import math
 from collections.abc import Sequence
@@ -112,6 +112,30 @@ class Ef21Momentum:
             self._mean[places] += sent / np.float32(len(parts))
             self.sent_bytes += 6 * self._kept
         return self._mean.copy()
+
+
+class LargestAlone:
+    """The largest values of each member's gradient, without error feedback: what is left out is dropped (as in Aji and
+    Heafield 2017, without their residual). What accumulation is worth shows beside `topk` of as many values.
+
+    Args:
+        ratio: the part of the values that is sent. A value takes 4 bytes and its place 2.
+    """
+
+    gathered = True
+
+    def __init__(self, ratio: float, shapes: Shapes) -> None:
+        self._kept = max(1, math.ceil(ratio * sum(map(math.prod, shapes))))
+        self.sent_bytes = 0
+
+    def mean(self, parts: Sequence[Values]) -> Values:
+        """The mean of what all have sent."""
+        made = np.zeros_like(parts[0])
+        for part in parts:
+            places = torch.from_numpy(part).abs().topk(self._kept).indices.numpy()
+            made[places] += part[places] / np.float32(len(parts))
+            self.sent_bytes += 6 * self._kept
+        return made
 
 
 class Dion:

@@ -17,7 +17,7 @@ from tests.bench import codec_studies
 from tests.bench.codec_studies import STUDIES, Line, Study, StudyFile, measure, page
 from tests.bench.codec_tasks import TASKS
 from tests.bench.kept_lines import KeptLinesError
-from tests.bench.other_methods import Dion, Ef21Momentum, TorchsPowerSgd
+from tests.bench.other_methods import Dion, Ef21Momentum, LargestAlone, TorchsPowerSgd
 from tests.bench.simulated_rounds import SEED, SimulatedRounds
 from tests.daemon.tcpmembers import manifest_of, members
 
@@ -117,6 +117,15 @@ def test_ef21_with_all_values_is_sgd_with_momentum() -> None:
     assert 0.1 < np.abs(behind - velocity).max() < np.abs(velocity).max()
 
 
+def test_the_largest_alone_are_means_of_what_is_sent_and_what_is_dropped_stays_away() -> None:
+    every, few, of_members = LargestAlone(1.0, SHAPES), LargestAlone(0.1, SHAPES), gradients(3, 1)[0]
+    assert np.abs(every.mean(of_members) - np.mean(of_members, 0)).max() < 1e-6
+    sent = few.mean(of_members)
+    assert VALUES * 0.1 <= np.count_nonzero(sent) <= VALUES * 0.31
+    assert not np.any(few.mean([np.zeros(VALUES, np.float32)] * 3)), "nothing has waited"
+    assert few.sent_bytes == 2 * 3 * 6 * math.ceil(0.1 * VALUES)
+
+
 def test_dion_steps_along_orthonormal_directions_and_keeps_what_they_leave_out() -> None:
     """Of rank r: r singular values, all the same but for how Q is normalised; vectors are means. What is left of a
     gradient that came once is applied in later rounds."""
@@ -171,7 +180,7 @@ def test_every_way_of_a_study_is_one_that_can_be_trained() -> None:
         assert len(set(study.ways)) == len(study.ways)
         for way in study.ways:
             text = way.partition("@")[0]
-            if text and text.partition(":")[0] not in ("hook", "ef21", "dion"):
+            if text and text.partition(":")[0] not in ("hook", "ef21", "dion", "largest"):
                 parse_codec(text)
     assert {way.partition(":")[0] for way in STUDIES[1].ways} == {*FAMILIES, "dion"}, "every codec meets a new task"
 

@@ -69,9 +69,9 @@ def _away(journal: Journal) -> Iterator[str]:
         yield f"**What stands in the way.** A kill takes one learner away for {', '.join(told)}."
         yield "Some 2 s of each are Python and torch ([recovery.md](recovery.md)), the rest is what it runs through;"
         yield "the others' next round comes after 0.3 s. To leave"
-        yield f"{GOODPUT_GOAL:g} of four with a kill every {often_s:g} s a return could take {most_s:.1f} s. Where kills"
+        yield f"{GOODPUT_GOAL:g} of four with a kill every {often_s:g} s a return could take {most_s:.1f} s. Where"
         yield from (
-            "follow each other so fast, rounds that are cut off take more: their samples are computed anew.",
+            "kills follow each other so fast, rounds that are cut off take more: their samples are computed anew.",
             "",
         )
 
