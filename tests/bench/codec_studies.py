@@ -254,9 +254,9 @@ STUDIES = (
     Study(
         "dropped",
         "What waiting is worth: the largest values, with error feedback and without",
-        "The CNN on digits, SGD at its rate with momentum 0.9, 120 steps. `largest` sends what `topk:R,gather` does and "
-        "drops the rest; `threshold` sends what is above so many root mean squares, `sidco` fits a distribution to send one in "
-        "a hundred. (Strom 2015, Aji and Heafield 2017, Abdelmoniem et al. 2021.)",
+        "The CNN on digits, SGD at its rate with momentum 0.9, 120 steps. `largest` sends what `topk:R,gather` does "
+        "and drops the rest; `threshold` sends what is above so many root mean squares, `sidco` fits a distribution to "
+        "send one in a hundred. (Strom 2015, Aji and Heafield 2017, Abdelmoniem et al. 2021.)",
         "At a tenth of the values dropping costs little. At a hundredth the accuracy collapses without error feedback, "
         "and the loss is several times that with it; at a thousandth nothing is learnt. topk, sidco and threshold of "
         "about as many bytes are alike.",
