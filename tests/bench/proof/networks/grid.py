@@ -87,6 +87,7 @@ TRAINED_FAST = (
     *(Way(sync, sync) for sync in ("sparseloco:8", "sparseloco:8,ssp:1")),
     Way("bsp powersgd", codec="powersgd"),
 )
+EVERY_TRAINED = (*TRAINED, *TRAINED_FAST)
 # About how many seconds a case takes at each rate, daemons and learners started anew
 SECONDS = {
     "bsp": (130, 65, 40, 40),

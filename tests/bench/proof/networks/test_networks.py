@@ -88,7 +88,7 @@ def test_the_model_of_the_grid_has_as_many_parameters_as_theirs() -> None:
 
 def test_a_turn_of_the_grid_is_a_period() -> None:
     """Else a turn would have two rounds, or none; with rounds that hide, it begins where they do already."""
-    for way in (*grid.WAYS, *grid.TRAINED):
+    for way in (*grid.WAYS, *grid.EVERY_TRAINED):
         sync = way.settings.sync
         warm_up, steps, _ = grid.turns_of(sync, short=False)
         assert steps % sync.round_steps == 0
