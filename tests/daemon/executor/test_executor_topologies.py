@@ -20,7 +20,8 @@ from meshwire.collectives.topology import Op, Program, bucket_shards
 from meshwire.encoded_layout.encoded import EncodedLayout
 from meshwire.model.plan import Shard
 from tests.daemon.churnring import ChurnRing, offers_of
-from tests.daemon.executorring import NORM_BUCKETS, PLAN, Offer, Values, offers
+from tests.daemon.executorring import NORM_BUCKETS, PLAN, Offer, Values, offers, ring_mean
+from tests.tiers import mostly_slow
 
 TOPOLOGIES = (
     "tree",
@@ -141,6 +142,26 @@ def test_rounds_are_the_programs_mean_through_generations(
 @given(**JOBS)
 def test_over_each_topology(topology: str, members: int, codec: str, staleness: int, seed: int) -> None:
     asyncio.run(TopologyMesh(members, codec, topology, staleness, seed).churn(150 * members))
+
+
+@pytest.mark.parametrize("topology", ["tree", "butterfly"])
+@pytest.mark.parametrize("members", mostly_slow([6, 7, 17, *range(1, 6), *range(8, 17)], 3))
+def test_trees_and_butterflies_of_1_to_17_have_a_rings_mean(topology: str, members: int) -> None:
+    """W3, R4: to the bit what the program says, and a ring's to 1e-6: sums are made in another order. Every third
+    member only forwards."""
+
+    async def play() -> TopologyMesh:
+        mesh = TopologyMesh(members, "fp32", topology, 0, seed=members)
+        mesh.rounds = {1: offers(members, seed=members, absent=range(2, members, 3))}
+        await mesh.finish()
+        mesh.close()
+        return mesh
+
+    mesh = asyncio.run(play())
+    expected = ring_mean(mesh.rounds[1], "fp32", 0).astype(np.float64)
+    assert mesh.completed_in == {1: tuple(range(members))}
+    for member in mesh.members:
+        assert np.linalg.norm(member.means[1] - expected) <= 1e-6 * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize(

@@ -81,15 +81,15 @@ def delayed_averaging(make: Make, periods: int, h: int, delay: int, members: int
 @pytest.mark.parametrize(("h", "delay"), mostly_slow([(3, 1), (1, 2), (4, 3)]))
 def test_with_plain_averaging_they_are_delayed_gradient_averaging(make: Make, h: int, delay: int) -> None:
     models = trained(make, 6 * h, sync=f"local:{h},ssp:{delay}", visibility="fixed")
-    assert distance(models[0], delayed_averaging(make, 6, h, delay)) <= 10 * TOLERANCE
+    assert distance(models[0], delayed_averaging(make, 6, h, delay)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("delay", [1, 2])
 def test_a_period_of_one_step_is_the_same_bound_without_periods(delay: int) -> None:
-    """R9 and O2 together: of SGD, to fp32 rounding."""
+    """R9 and O2 together: of SGD, to fp32 rounding, which is a fifth of the tolerance."""
     periods = trained(sgd, 12, sync=f"local:1,ssp:{delay}", visibility="fixed")
     steps = trained(sgd, 12, sync=f"ssp:{delay}", visibility="fixed")
-    assert distance(periods[0], steps[0]) <= 10 * TOLERANCE
+    assert distance(periods[0], steps[0]) <= TOLERANCE
 
 
 def test_a_bound_of_zero_is_the_mode_without_one() -> None:

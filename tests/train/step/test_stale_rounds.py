@@ -148,11 +148,12 @@ def delayed_gradient_averaging(delay: int, rate: float, steps: int) -> NDArray[n
 
 @pytest.mark.parametrize("staleness", [1, 2, 3])
 def test_c_1_is_delayed_gradient_averaging(staleness: int) -> None:
-    """O2: fixed with c=1 is DGA(K=1, D=s); after the flush all w are equal."""
+    """O2: fixed with c=1 is DGA(K=1, D=s), which is computed in fp64; after the flush all w are equal."""
     models, _ = descend(staleness, sgd(0.1), 20, own="1")
     expected = delayed_gradient_averaging(staleness, 0.1, 20)
     np.testing.assert_allclose(expected[0], expected[1], rtol=1e-12)
-    np.testing.assert_allclose(models[0].x.detach().numpy(), expected[0], rtol=1e-5, atol=1e-6)
+    trained = models[0].x.detach().numpy()
+    assert np.linalg.norm(trained - expected[0]) <= 1e-6 * np.linalg.norm(expected[0])
     assert torch.equal(models[0].x, models[1].x)
 
 

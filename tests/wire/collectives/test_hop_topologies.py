@@ -57,7 +57,7 @@ def test_a_scheme_whose_steps_do_too_much_is_found(transfers: list[Transfer], co
         programs_from(Scheme(transfers, [{0}]), (0, 1, 2))
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("topology", [*TOPOLOGIES, "gather"])
 @pytest.mark.parametrize("members", MEMBERS)
 def test_all_end_with_the_same_bytes(topology: str, members: int) -> None:
     """W3, R4: the weighted mean of who contributes, to the bit the same on all; who has nothing forwards."""
@@ -139,6 +139,43 @@ def test_a_grids_stages_are_moshpits_averages(sides: tuple[int, ...]) -> None:
     for everybodys in averaged[1:]:
         assert everybodys[0] == pytest.approx(averaged[0][0], abs=1e-12)
     assert holds == [[p] for p in range(members)]
+
+
+def groups_along(programs: tuple[Program, ...], sides: tuple[int, ...]) -> list[list[tuple[int, ...]]]:
+    """By dimension, the groups whose members add up among themselves in the grid's own stage along it."""
+    waves, dimensions = iter(waves_of(programs)), []
+    for side in sides:
+        group = {position: {position} for position in range(len(programs))}
+        for wave in itertools.islice(waves, side - 1):
+            for each in wave:
+                together = group[each.sender] | group[each.receiver]
+                group.update(dict.fromkeys(together, together))
+        dimensions.append(sorted({tuple(sorted(each)) for each in group.values()}))
+    return dimensions
+
+
+@pytest.mark.parametrize(
+    "sides", [sides for sides in FULL_GRIDS if len(sides) > 1], ids=lambda sides: "x".join(map(str, sides))
+)
+def test_one_average_along_each_dimension_of_a_full_grid_makes_the_exact_mean(sides: tuple[int, ...]) -> None:
+    """Ryabinin et al. 2021, algorithm 1, round by round: in each all average whole vectors within their group along one
+    dimension. Behind i of d rounds those have the same who differ in these dimensions alone, so there are as many
+    vectors as grid points of the others; behind the d-th one, and not before it, all have the exact mean."""
+    members, numbers = math.prod(sides), random.Random(str(sides))
+    groups = groups_along(programs_of(f"grid:{'x'.join(map(str, sides))}", members), sides)
+    values = [[float(members * numbers.randrange(-(10**6), 10**6)) for _ in range(5)] for _ in range(members)]
+    mean = [sum(column) / members for column in zip(*values, strict=True)]
+    for done, (side, along) in enumerate(zip(sides, groups, strict=True)):
+        assert len({*map(tuple, values)}) == math.prod(sides[done:]), "integers, so all of it is exact"
+        assert mean not in values
+        assert [len(group) for group in along] == [side] * (members // side)
+        for group in along:
+            row = topology_of(f"grid:{side}").programs(group)
+            parts = [values[position] for position in group]
+            averaged = simulate(row, bucket_shards(5, row[0].shard_count, 0), parts, [1.0] * side)
+            for position, result in zip(group, averaged, strict=True):
+                values[position] = result
+    assert values == [mean] * members
 
 
 @pytest.mark.parametrize(
