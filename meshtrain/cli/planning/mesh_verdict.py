@@ -169,6 +169,8 @@ def reason(found: Planned) -> str:
     if parts := price.settings.sync.fragments:
         mean, most = (human_bytes(round(each)) for each in (max(price.sent_bytes), price.burst_bytes))
         text += f"; a round is of one of {parts} parts and sends at most {most}, {mean} a step in the mean"
+    if price.settings.quality is Quality.FAST:
+        text += "; each sample brings less with these settings than in step, most so at first"
     everybody = max(found.options, key=lambda option: len(option.others))
     if everybody is not choice:
         text += f"; all {len(everybody.others) + 1} would do {times(everybody.price.against_one)}"
@@ -200,7 +202,7 @@ def _with_fast(found: Planned) -> str:
     now = found.choice.price.against_one if found.choice is not None else 1.0
     if price.against_one < PAYS_FROM * now:
         return ""
-    return f" With --quality fast: {times(price.against_one)}, {typed_for(found.fast)}."
+    return f" With --quality fast: {times(price.against_one)}, of samples that bring less: {typed_for(found.fast)}."
 
 
 def batch_notes(found: Planned) -> Iterator[str]:

@@ -143,7 +143,7 @@ def _alone(whatif: WhatIf, cells: Sequence[Cell]) -> str | None:
     fast = whatif.best(nearest.bytes_s, peers, Quality.FAST)
     if fast.against_one < PAYS_FROM:
         return f"{text} --quality fast does not change that ({times(fast.against_one)})."
-    return f"{text} With --quality fast they do {times(fast.against_one)}: {flags(fast)}."
+    return f"{text} With --quality fast they do {times(fast.against_one)}, of samples that bring less: {flags(fast)}."
 
 
 def _by_flags(price: Price) -> str:

@@ -259,6 +259,15 @@ def test_a_hub_is_in_the_plan_where_it_does_not_slow_the_laptops_down(mesh: Fake
     assert "--topology" in slow["command"], "or submit would take it in"
 
 
+def test_what_fast_chooses_is_not_praised_for_its_samples_alone(mesh: FakeMesh) -> None:
+    """Each is worth less (grid.md, target.md): 3.7 times the samples are not 3.7 times as soon there."""
+    mesh.mbit[BERT] = 20.0
+    said = "; each sample brings less with these settings than in step, most so at first"
+    assert said in document("--quality", "fast")["reason"]
+    mesh.mbit[BERT] = 1000.0
+    assert said not in document("--measure")["reason"]
+
+
 def test_rounds_go_by_the_laptop_on_a_cable_and_the_line_names_who_has_which_rank(mesh: FakeMesh) -> None:
     mesh.mbit = {BERT: 1000.0, CARL: 1000.0}
     mesh.known = {BERT: in_a_cell(200.0, peer_wired=False), CARL: in_a_cell(200.0, peer_wired=True)}
