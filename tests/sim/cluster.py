@@ -20,6 +20,7 @@ from meshwire.messages.learner import SampleSpace
 from meshwire.rounds.chain import START
 from meshwire.rounds.effects import RoundComplete
 from meshwire.sync_modes.mode import SyncSettings
+from meshwire.sync_modes.neighbours import Turn
 from meshwire.sync_modes.settings_changes import SettingsChanges
 from meshwire.timeouts import Timeouts
 from tests.sim.clusterdaemon import Daemon, device_of, member_of
@@ -131,6 +132,7 @@ class Cluster:
         self.changes: dict[int, SettingsChanges] = {}  # by generation
         self._told_changes: dict[int, set[SettingsChanges]] = {}  # the same, as any who has entered it was told
         self.periods: dict[tuple[bytes, int], int] = {}  # by base and the round after it: local steps
+        self._mixtures: dict[tuple[bytes, bytes, Turn, str], dict[str, float]] = {}  # rows of W, as they came about
         self._starts: dict[int, bytes] = {}  # by generation: whose start its learners' bases are of
         self._found()
 
@@ -234,6 +236,15 @@ class Cluster:
         """A learner begins a step on the base before this round."""
         known = self.periods.setdefault((base, round_), local_steps)
         assert known == local_steps, f"C3: on one base periods have {known} and {local_steps} local steps"
+
+    def mixes(self, where: tuple[bytes, bytes, Turn], learner: str, other: str, weight: float) -> None:
+        """A learner is to mix in what another one's weights are apart from this base by, in this turn (R9)."""
+        self.befallen["mixed"] += 1
+        row = self._mixtures.setdefault((*where, learner), {})
+        assert row.setdefault(other, weight) == weight, f"R9: {learner} has mixed {other} in by {row[other]}"
+        assert sum(row.values()) <= 1.0, f"R9: by {row} what is apart grows"
+        back = self._mixtures.get((*where, other), {}).get(learner, weight)
+        assert back == weight, f"R9: {learner} takes {weight} of {other}, and gives {back}: the mean is not kept"
 
     def entered(self, daemon: Daemon, generation: Generation, enter: Enter) -> None:
         key = generation.hash64()

@@ -21,7 +21,6 @@ from meshwire.rounds.effects import Message
 from meshwire.sync_modes.neighbours import NEIGHBOURS_MAX
 from meshwire.sync_modes.settings_changes import SettingsChange, SettingsChanges, codecs_by_round
 
-BUCKETS = 2
 SLOT_BYTES = 64
 MIXED_BYTES = 250  # that a learner shows its neighbours
 DECODE_S = 0.003  # of a round that was whole before the result slot was opened for it
@@ -110,6 +109,7 @@ class Exchange:
 
     Args:
         staleness, round_bytes: of the job.
+        buckets: how many a round has.
         links: the way to each other member, by rank; live.
         on_resume: called when all members have entered, before anything is sent.
 
@@ -124,6 +124,7 @@ class Exchange:
         generation: Generation,
         rank: int,
         staleness: int,
+        buckets: Callable[[int], int],
         round_bytes: int,
         links: Mapping[int, RoundLink],
         host: RoundHost,
@@ -134,6 +135,7 @@ class Exchange:
         self._ranks = generation.ranks
         self._rank = rank
         self._staleness = staleness
+        self._buckets = buckets
         self._round_bytes = round_bytes
         self._links = links
         self._host = host
@@ -184,7 +186,7 @@ class Exchange:
             self._give(number, bucket)
 
     def contribute_nothing(self, number: int) -> None:
-        for bucket in range(BUCKETS):
+        for bucket in range(self._buckets(number)):
             self.contribute(number, bucket, Part.NOTHING, 0.0, None)
 
     def _give(self, number: int, bucket: int) -> None:
@@ -219,7 +221,7 @@ class Exchange:
         complete = self._host.complete
         if not complete < header.round <= complete + 2 * (self._staleness + 1):
             return f"chunk of round {header.round} while {complete} are complete"
-        if header.step != sender or header.bucket >= BUCKETS:
+        if header.step != sender or header.bucket >= self._buckets(header.round):
             return f"chunk of bucket {header.bucket} of rank {header.step} from rank {sender}"
         place = bytearray(header.payload_bytes)
         if self._places.setdefault((header.round, header.bucket, sender), place) is not place:
@@ -251,7 +253,7 @@ class Exchange:
         return True
 
     def lacks(self, number: int) -> Iterator[tuple[int, int, int]]:
-        for bucket in range(BUCKETS):
+        for bucket in range(self._buckets(number)):
             if number not in self._whole:
                 there = self._arrived.get((number, bucket), {})
                 yield from ((rank, bucket, 0) for rank in self._ranks if rank not in there)
@@ -279,7 +281,7 @@ class Exchange:
         )
         results = self._results.setdefault(number, {})
         results[bucket] = result
-        if len(results) == BUCKETS:
+        if len(results) == self._buckets(number):
             self._whole.add(number)
         squared_norm = 0.0 if poisoned else float(number * 100 + bucket)
         self._host.bucket_complete(number, bucket, poisoned, result.contributors, result.weight, squared_norm)
@@ -320,7 +322,7 @@ class Exchange:
     def forget(self, number: int) -> None:
         self._whole.discard(number)
         self._results.pop(number, None)
-        for bucket in range(BUCKETS):
+        for bucket in range(self._buckets(number)):
             self._own.pop((number, bucket), None)
             for rank in self._ranks:
                 self._places.pop((number, bucket, rank), None)
@@ -369,7 +371,7 @@ class Exchange:
                 )
         self._results[number] = dict(enumerate(results))
         self._whole.add(number)
-        for bucket in range(BUCKETS):
+        for bucket in range(self._buckets(number)):
             self._arrived.pop((number, bucket), None)
         if number == self._slot:
             self._decode()

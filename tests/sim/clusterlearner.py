@@ -35,7 +35,7 @@ from meshwire.samples.pool import Batch
 from meshwire.sync_modes.mode import SyncSettings
 from meshwire.sync_modes.neighbours import Turn, turns_in
 from tests.sim.clusterdisk import State
-from tests.sim.clusterexchange import BUCKETS, MIXED_BYTES
+from tests.sim.clusterexchange import MIXED_BYTES
 
 if TYPE_CHECKING:
     from tests.sim.clusterdaemon import Daemon
@@ -126,6 +126,7 @@ class Learner:
         self._idle = False
         self._applying = False
         self._step = 0
+        self._round = 0  # that it is for, unless others go on without it
         self._lockstep = sync.staleness == 0
         self._period = sync.period
         self._overlaps = sync.overlaps
@@ -187,8 +188,8 @@ class Learner:
             case RoundDone():
                 self._inbox.append((body, chain))
                 self._apply()
-            case Start(step=step, local_steps=steps):
-                self._start(step, steps)
+            case Start(step=step, decided=decided, local_steps=steps):
+                self._start(step, decided, steps)
             case EndPeriod(step=step):
                 self._end_early(step)
             case TurnNews():
@@ -239,15 +240,15 @@ class Learner:
         if self._in_flight == done.step:
             self._in_flight = 0
         if self._awaits_round and done.step == self._step:
-            self._end_step(done.start, done.local_steps)
+            self._end_step(done.start, done.round, done.local_steps)
         self._go_on()
         self._give_state()
         self._apply()
 
     # Steps
 
-    def _start(self, step: int, local_steps: int) -> None:
-        self._local_steps = local_steps
+    def _start(self, step: int, decided: int, local_steps: int) -> None:
+        self._round, self._local_steps = decided + 1, local_steps
         self._daemon.world.begins_period(self.base, self.applied + 1, local_steps)
         assert not self._stepping, "R1: one step at a time"
         assert not self._awaits_round, "R1: with s=0 a step is over when its round is applied"
@@ -324,12 +325,13 @@ class Learner:
             name = shown[64:].rstrip(b".").decode()
             assert name != self.name, "R9: who mixes does so with others"
             assert shown == self._shows(self._turn, name), f"R9: {self.name} is to mix what {name} has on another base"
-            self._daemon.world.befallen["mixed"] += 1
+            self._daemon.world.mixes((self.base, self.start, self._turn), self.name, name, one.weight)
 
     def _contribute(self, forward_s: float, backward_s: float, *, poisoned: bool) -> None:
-        for bucket in range(BUCKETS):
-            at_s = forward_s + bucket * backward_s / BUCKETS
-            self._in_step(at_s, partial(self._bucket, bucket, poisoned and bucket == BUCKETS - 1))
+        buckets = self._daemon.maker.buckets_in(self._round)
+        for bucket in range(buckets):
+            at_s = forward_s + bucket * backward_s / buckets
+            self._in_step(at_s, partial(self._bucket, bucket, poisoned and bucket == buckets - 1))
         self._in_step(forward_s + backward_s, self._seal)
 
     def _take_in(self) -> None:
@@ -349,7 +351,7 @@ class Learner:
         assert step <= self._step, "a period is called that has not begun"
         if self._unbound and step == self._step:
             self._computing += 1
-            for bucket in range(BUCKETS):
+            for bucket in range(self._daemon.maker.buckets_in(self._round)):
                 self._in_step(self._step_s * 0.1, partial(self._bucket, bucket, False))
             self._in_step(self._step_s * 0.1, self._seal)
 
@@ -397,14 +399,14 @@ class Learner:
         if self._awaits_round and self._lost_step == self._step:
             self._end_step(0)
 
-    def _end_step(self, start: int, local_steps: int = 1) -> None:
-        """`start`: the next step, where its round has said that it may begin; 0: its daemon will say so."""
+    def _end_step(self, start: int, decided: int = 0, local_steps: int = 1) -> None:
+        """`start`: the next step, where this round has said that it may begin; 0: its daemon will say so."""
         self._awaits_round = False
         self._say(LearnerStepped(step=self._step, samples=0, step_s=0.0, exposed_s=0.0))
         self._apply()
         self._give_state()
         if start:
-            self._start(start, local_steps)
+            self._start(start, decided, local_steps)
 
     def _after(self, delay_s: float, event: Callable[[], None]) -> None:
         self._daemon.later(delay_s, partial(self._alive, event))

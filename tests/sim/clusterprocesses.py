@@ -163,7 +163,9 @@ class LearnerProcesses:
         """As `meshtrain.prepare` asks: for the model, for a state, and whether it is taken in."""
         daemon, request = self._daemon, self._daemon.handler.request
         try:
-            await request(LearnerModel(manifest=daemon.maker.manifest, memory_bytes=0, samples=self._world.space), _quiet)
+            await request(
+                LearnerModel(manifest=daemon.maker.manifest, memory_bytes=0, samples=self._world.space), _quiet
+            )
             task = await request(LearnerState(units=(bytes(32),)), _quiet)
             assert isinstance(task, StateTask)
             kept = process.memory.kept

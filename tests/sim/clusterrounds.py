@@ -6,7 +6,7 @@ and the rest by whoever owns the rounds.
 
 import math
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from meshtraind.executor.host import BindsOfRounds, RoundHost
@@ -140,7 +140,8 @@ class WatchedRounds:
         self.exchange = Exchange(
             generation,
             rank,
-            self.world.sync,
+            self.world.sync.staleness,
+            partial(buckets_in, sync=self.world.sync),
             round_bytes(self.world.unapplied_max),
             self.daemon.round_links,
             host,
@@ -255,6 +256,10 @@ class SimulatedRounds:
         self.manifest, self._plan = described(daemon.world.sync)
         self.watched: WatchedRounds | None = None
         self.memory = Memory(daemon.world.sync.staleness)
+
+    def buckets_in(self, round_: int) -> int:
+        """How many a round has."""
+        return buckets_in(round_, self._daemon.world.sync)
 
     def new_memory(self) -> None:
         self.memory = Memory(self._daemon.world.sync.staleness)

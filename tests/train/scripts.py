@@ -27,6 +27,8 @@ class Script:
     accumulate: bool = False
     scaled: bool = False
     compiled: bool = False
+    backend: str = "eager"
+    """Of `torch.compile`. This one traces the model and makes no code of it, which takes no time."""
     dtype: torch.dtype = torch.float32
 
 
@@ -54,7 +56,7 @@ class Learner:
     def begin(self) -> None:
         """Behind `mt.prepare`."""
         self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.7) if self.script.schedule else None
-        self.forward = torch.compile(self.model, backend="eager") if self.script.compiled else self.model
+        self.forward = torch.compile(self.model, backend=self.script.backend) if self.script.compiled else self.model
 
     def step(
         self,

@@ -263,14 +263,14 @@ def _chosen(shared: LocalPlace, mesh: Mesh) -> Callable[[int, bool], Figures]:
             found = {"alone": [script.step.alone_s]}
             settings = list(legal_settings(script.measurement.manifest))
             steps = (script.step,) * mesh.members
-            ways = {each.settings: each for each in (mesh.jobs[:1] if short else mesh.jobs)}
+            ways = {str(each): each for each in (mesh.jobs[:1] if short else mesh.jobs)}
             for quality in QUALITIES:
-                best = preferred(priced(pricing, wished(settings, quality), steps, network)).settings
-                job = ways.setdefault(best, _job_of(best))
-                found[f"{quality}: {job}"] = [1.0]
-            for each, job in ways.items():
-                found[str(job)] = [measured_s(job, mesh, daemons, folder)]
-                found[f"{job}, planned"] = [pricing.price(each, steps, network).step_s]
+                best = _job_of(preferred(priced(pricing, wished(settings, quality), steps, network)).settings)
+                ways.setdefault(str(best), best)
+                found[f"{quality}: {best}"] = [1.0]
+            for name, job in ways.items():
+                found[name] = [measured_s(job, mesh, daemons, folder)]
+                found[f"{name}, planned"] = [pricing.price(job.settings, steps, network).step_s]
         return found
 
     return measured
