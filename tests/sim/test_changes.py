@@ -212,3 +212,19 @@ def test_who_tells_two_members_different_settings_is_refused_by_both(
     assert len([text for text in cluster.accused if "by another word than this device" in text]) == 2
     assert len(changes) <= 1
     assert begun(cluster, changes) in ({4, 16}, {4})
+
+
+@pytest.mark.parametrize("sync", ["bsp", "local:4,stream=2,tau=1"])
+def test_other_settings_cost_a_generation_and_not_one_after_the_other(sync: str) -> None:
+    """C3, G7: whoever asks for them does not ask again while the others enter the generation that brings them, also
+    where a learner is lost meanwhile, and one comes in: some generations, and not hundreds."""
+    for seed in range(3):
+        setting = Setting(founders=2, newcomers=1, sync=sync_settings(sync), delays_s=(0.001, 0.005, 0.02))
+        cluster = Cluster(seed, setting, recording=True)
+        cluster.clock.at(0.3, partial(befall, cluster, Fault(0.3, "ask", 0, 1)))
+        cluster.clock.at(0.5, partial(befall, cluster, Fault(0.5, "kill learner", 1, 1)))
+        cluster.run_until(cluster.now_s + 8.0)
+        numbers = [daemon.machine.generation.number for daemon in cluster.daemons if daemon.machine.generation]
+        assert max(numbers) <= 8, cluster.story()
+        assert cluster.befallen["ask"], "or nobody has asked"
+        cluster.end()

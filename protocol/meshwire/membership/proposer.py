@@ -350,8 +350,8 @@ class Proposer:
                 reasons.append(f"{_names([members[rank] for rank in sorted(ranks)])} {text}")
         if joining := self._joining(everyone, absent):
             reasons.append(f"{_names(list(joining))} asks in")
-        if state.settings_asked is not None and state.change.learning:
-            reasons.append(f"{state.me.name} asks for {state.settings_asked.text()}")
+        if (asked := state.settings_to_come) is not None and state.change.learning:
+            reasons.append(f"{state.me.name} asks for {asked.text()}")
         return reasons
 
     def _roll(self, everyone: Roll, absent: set[int]) -> Roll:

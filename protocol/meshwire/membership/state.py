@@ -110,6 +110,12 @@ class MembershipState:
         return self.rank in self.change.learning
 
     @property
+    def settings_to_come(self) -> SettingsWish | None:
+        """What is asked for here (C3), unless the generation that is being entered brings it."""
+        asked, entering = self.settings_asked, self.phase is MembershipPhase.ENTERED
+        return None if asked is not None and entering and asked.is_met(self._committed.changes) else asked
+
+    @property
     def lineage(self) -> tuple[int, ...]:
         """What the entered generation came after, and what this daemon promised since, by hash."""
         own = None if self.entered is None else self.entered.hash64()

@@ -86,9 +86,12 @@ class Prediction(Wire):
     speeds: Annotated[tuple[tuple[DeviceId, SamplesPerSecond], ...], Field(max_length=limits.MEMBERS_MAX)] = ()
 
     def speeds_of(self, members: Sequence["Member"]) -> dict[Rank, float]:
-        """Of those of these members of all times whose speed is known, by rank."""
-        known = dict(self.speeds)
-        return {rank: known[member.device] for rank, member in enumerate(members) if member.device in known}
+        """Of those of these members of all times whose speed is known, by the first rank of each: who has come back is
+        in no list of before (X1)."""
+        known, first = dict(self.speeds), dict[str, Rank]()
+        for rank, member in enumerate(members):
+            first.setdefault(member.device, rank)
+        return {rank: known[device] for device, rank in first.items() if device in known}
 
 
 class JobSpec(Wire):

@@ -43,7 +43,7 @@ class SampleGrants:
         if state is None:
             self._ledger = Ledger(space, learning, sync, speeds)
         else:
-            self._ledger = Ledger.restored(space, sync, state)
+            self._ledger = Ledger.restored(space, sync, state, speeds)
             self._ledger.enter(learning)
         self._space = space
         self._rank = rank

@@ -49,7 +49,7 @@ class Ledger:
         sync: in lockstep all ranks of a round are kept at one number of batches, the largest that one of them claims:
             what they hold ahead must not let one end an epoch before the others. Else each has what it claims.
         speeds: in samples/s, by rank, as they were measured before the job; where batches follow speed, its first ones
-            do by these, if they are known of all.
+            do by these, if they are known of all. Later ones never do: who comes in later does not know them all (X1).
 
     Raises:
         ValueError: when there is not one round in which every member gets a sample.
@@ -70,13 +70,19 @@ class Ledger:
         self._sizes = self._sizes_of(ranks)
         self._claim = 0  # the largest of the newest round with any
         if ranks:
+            self._speeds = NO_SPEEDS
             self._grant(dict.fromkeys(ranks, first_batches(space, len(ranks), sync)))
 
     @classmethod
-    def restored(cls, space: SampleSpace, sync: SyncSettings, state: DealState) -> "Ledger":
-        """The ledger that `state` was read from, with the ranks that were learning then. Raises ValueError."""
+    def restored(
+        cls, space: SampleSpace, sync: SyncSettings, state: DealState, speeds: Mapping[int, float] = NO_SPEEDS
+    ) -> "Ledger":
+        """The ledger that `state` was read from, with the ranks that were learning then; `speeds` count where nothing
+        was granted yet. Raises ValueError."""
         ledger = cls.__new__(cls)
-        ledger._space, ledger._sync, ledger._speeds = space, sync, NO_SPEEDS
+        ledger._space, ledger._sync = space, sync
+        begins = not state.sizes and (state.epoch, state.position) == (0, 0)
+        ledger._speeds = speeds if begins and by_speed(space, sync) else NO_SPEEDS
         ledger._pool = SamplePool(space.total, state.epoch, state.position, state.returned)
         ledger._sizes, ledger._claim = dict(state.sizes), state.claim
         ledger._held = {rank: [] for rank in ledger._sizes}
@@ -135,6 +141,7 @@ class Ledger:
         self._sizes = self._sizes_of(ranks)
         if not ranks:
             return {}
+        self._speeds = NO_SPEEDS
         self._leave_out()
         granted = self._grant(
             dict.fromkeys(newcomers, self._claim or first_batches(self._space, len(ranks), self._sync))

@@ -371,6 +371,20 @@ def test_the_first_batches_follow_speeds_that_were_measured_before() -> None:
         assert sizes == [{18}, {18}, {6}]
 
 
+def test_a_ledger_that_is_restored_deals_as_the_one_that_it_was_read_from() -> None:
+    """X1: before anything was granted by the same speeds, and behind that by none, whoever was lost meanwhile."""
+    by_speed = SyncSettings(shares="speed")
+    for began in ((0, 1, 2), ()):
+        own = Ledger(space(10_000, 14), began, by_speed, SPEEDS)
+        other = Ledger.restored(space(10_000, 14), by_speed, own.state(), SPEEDS)
+        for ranks in ((0, 1, 2), (), (0, 1, 2), (0, 1, 2, 5)):
+            late = Ledger.restored(space(10_000, 14), by_speed, own.state(), SPEEDS)
+            for each in (own, other, late):
+                each.enter(ranks)
+                assert (each.sizes, each.state()) == (own.sizes, own.state())
+        assert own.sizes == {0: 14, 1: 14, 2: 14, 5: 14}, "all were gone once"
+
+
 @pytest.mark.parametrize(
     ("sync", "ranks", "whole"),
     [(SyncSettings(), (0, 1, 2), False), (SyncSettings(shares="speed"), (0, 1, 3), False),
