@@ -3089,10 +3089,26 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "line-takes-everybody",
         "meshtrain.cli.planning.mesh_verdict",
-        "submit_line",
-        "if not (found.takes_all and len(found.choice.others) == len(found.devices) - 1):",
-        "if len(found.choice.others) < len(found.devices) - 1:",
+        "Planned.takes_whom_it_finds",
+        "everybody = self.takes_all and ",
+        "everybody = ",
         f"{DAEMON}/cli/test_plan.py -k cannot_be_measured",
+    ),
+    Bug(
+        "ranks-are-named-and-not-who-has-them",
+        "meshtrain.cli.planning.mesh_verdict",
+        "Planned.takes_whom_it_finds",
+        "return everybody and (option.hubs is True or not option.price.settings.collective.topology.named)",
+        "return everybody",
+        f"{DAEMON}/cli/test_plan.py -k which_rank",
+    ),
+    Bug(
+        "rounds-go-by-a-cable-whoever-orders-ranks",
+        "meshtrain.cli.planning.job_choice",
+        "_mesh_plan",
+        "ordered=not typed.on and typed.peers_max is None",
+        "ordered=True",
+        f"{DAEMON}/cli/test_chosen.py -k which_rank",
     ),
     # The dashboard: every rule of what reaches it.
     Bug(
