@@ -3792,8 +3792,8 @@ BUGS: tuple[Bug, ...] = (
         "who-asks-asks-again-while-others-enter",
         "meshwire.membership.state",
         "MembershipState.settings_to_come",
-        "return None if asked is not None and entering and asked.is_met(self._committed.changes) else asked",
-        "return asked",
+        "return None if self.phase is MembershipPhase.ENTERED and self._settings_met else self.settings_asked",
+        "return self.settings_asked",
         "tests/sim/test_changes.py -k other_settings_cost",
     ),
     Bug(

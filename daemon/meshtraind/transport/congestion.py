@@ -9,13 +9,15 @@ short, which a neighbour's call feels. Linux has it as a module that users may c
 import contextlib
 import socket
 
+from meshtraind.transport.tcp_socket import is_tcp
+
 BBR = b"bbr"
 _NAME_BYTES = 16  # TCP_CA_NAME_MAX
 
 
 def prefer_bbr(sock: socket.socket | None) -> str | None:
     """Asks for BBR; the system's own choice stays where it has none for us. Returns what is in use, None if unknown."""
-    if sock is None or not hasattr(socket, "TCP_CONGESTION") or sock.family not in (socket.AF_INET, socket.AF_INET6):
+    if not is_tcp(sock) or not hasattr(socket, "TCP_CONGESTION"):
         return None
     with contextlib.suppress(OSError):  # no such module, or not for users: what is in use is told below
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, BBR)

@@ -318,8 +318,8 @@ class Connection(asyncio.BufferedProtocol):
         here, there = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
         self.same_host = not (isinstance(here, tuple) and isinstance(there, tuple)) or same_host(here[0], there[0])
         if not self.same_host:
-            self.congestion = prefer_bbr(transport.get_extra_info("socket"))
-            self._low_water = LowWater(transport.get_extra_info("socket"))
+            sock = transport.get_extra_info("socket")
+            self.congestion, self._low_water = prefer_bbr(sock), LowWater(sock)
         self.last_received_s = time.monotonic()
 
     def get_buffer(self, sizehint: int) -> memoryview:

@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from meshtraind.transport.send_cap import SendCap
+from meshtraind.transport.tcp_socket import tcp_info
 
 TARGET_S = 0.05  # longer than on an empty path, there and back; RFC 6817 allows twice that
 LOOK_INTERVAL_S = 0.1
@@ -162,15 +163,10 @@ class LinkPacer:
 
 def path_of(sock: socket.socket | None) -> PathSample | None:
     """What the kernel says of a connection; None where it does not, or the socket is gone."""
-    if sock is None or not hasattr(socket, "TCP_INFO") or sock.family not in (socket.AF_INET, socket.AF_INET6):
+    told = tcp_info(sock, _TCP_INFO)
+    if told is None:
         return None
-    try:
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-    except OSError:
-        return None
-    if len(info) < _TCP_INFO.size:
-        return None
-    under_way, rtt_us, again, arrived_bytes, shortest_us, packets, busy_us = _TCP_INFO.unpack_from(info)
+    under_way, rtt_us, again, arrived_bytes, shortest_us, packets, busy_us = told
     return PathSample(rtt_us * 1e-6, shortest_us * 1e-6, arrived_bytes, under_way > 0, busy_us * 1e-6, packets, again)
 
 

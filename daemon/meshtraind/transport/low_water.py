@@ -9,6 +9,8 @@ tried.
 import socket
 import sys
 
+from meshtraind.transport.tcp_socket import is_tcp
+
 LOW_WATER_BYTES = 16 * 1024
 # TLS holds what is no whole record yet: a byte that is missing here may have left the kernel, as a part of one.
 RECORD_BYTES_MAX = 18 * 1024
@@ -18,8 +20,7 @@ class LowWater:
     """Of one connection. `sock`: None: it is of another kind, and each byte wakes."""
 
     def __init__(self, sock: socket.socket | None = None) -> None:
-        fits = sock is not None and sys.platform == "linux" and sock.family in (socket.AF_INET, socket.AF_INET6)
-        self._sock = sock if fits else None
+        self._sock = sock if sys.platform == "linux" and is_tcp(sock) else None
         self._set_bytes = 1
 
     def expect(self, left_bytes: int) -> None:

@@ -112,8 +112,12 @@ class MembershipState:
     @property
     def settings_to_come(self) -> SettingsWish | None:
         """What is asked for here (C3), unless the generation that is being entered brings it."""
-        asked, entering = self.settings_asked, self.phase is MembershipPhase.ENTERED
-        return None if asked is not None and entering and asked.is_met(self._committed.changes) else asked
+        return None if self.phase is MembershipPhase.ENTERED and self._settings_met else self.settings_asked
+
+    @property
+    def _settings_met(self) -> bool:
+        """The newest commit brings what is asked for here, if anything is."""
+        return self.settings_asked is not None and self.settings_asked.is_met(self._committed.changes)
 
     @property
     def lineage(self) -> tuple[int, ...]:
@@ -466,7 +470,7 @@ class MembershipState:
         if self.phase is not MembershipPhase.ENTERED or self.missing:
             return
         self.phase = MembershipPhase.RUNNING
-        if self.settings_asked is not None and self.settings_asked.is_met(self._committed.changes):
+        if self._settings_met:
             self.settings_asked = None  # not before: others may go on without those that have entered
         self.until_s = None
         self.refusals.against_me.clear()

@@ -72,6 +72,7 @@ from meshwire.messages.local import (
 )
 from meshwire.text import printable
 from meshwire.timeouts import Timeouts
+from tests.daemon.cli.test_plan import FakeMesh
 from tests.daemon.fakedaemon import (
     ANNA,
     BERT,
@@ -436,8 +437,9 @@ def test_pair_names_another_port_than_the_usual_one(endpoint: Endpoint) -> None:
 
 @pytest.mark.parametrize("typed", ["483-917", "483917", "483 917"])
 def test_pair_takes_a_code_however_it_is_typed(endpoint: Endpoint, typed: str) -> None:
+    FakeMesh(endpoint)
     endpoint.answers[PairJoin] = Paired(device=BERT, name="bert")
-    assert run("pair", typed, "--at", "10.0.0.1", "--json").exit_code == 0
+    assert run("pair", typed, "--at", "10.0.0.1").exit_code == 0
     assert endpoint.of_type(PairJoin) == [PairJoin(code="483-917", at="10.0.0.1")]
 
 
@@ -446,8 +448,9 @@ def test_pair_says_what_it_waits_for(endpoint: Endpoint) -> None:
         emit(PairProgress(text="Looking for \x1b[31mit"))
         return Paired(device=BERT, name="bert")
 
+    FakeMesh(endpoint)
     endpoint.answers[PairJoin] = join
-    assert run("pair", "483917", "--json").stderr.startswith("Looking for \\x1b[31mit\n")
+    assert run("pair", "483917").stderr.startswith("Looking for \\x1b[31mit\n")
 
 
 # --- jobs ---

@@ -181,7 +181,7 @@ def random_name(mesh: Mesh) -> str:
 def sections(shared: LocalPlace) -> tuple[Section, ...]:
     """All meshes."""
     drawn = tuple(
-        Case(random_name(mesh), mesh.seconds, _chosen(shared, mesh), lambda: lab_unavailable("nft"))
+        Case(random_name(mesh), mesh.seconds, _measured(shared, mesh, chosen=True), lambda: lab_unavailable("nft"))
         for mesh in random_meshes()
     )
     cases = tuple(
@@ -227,44 +227,24 @@ def measured_s(job: Job, mesh: Mesh, daemons: Sequence[StationDaemon], folder: P
     return fmean(each)
 
 
-def _measured(shared: LocalPlace, mesh: Mesh) -> Callable[[int, bool], Figures]:
+def _measured(shared: LocalPlace, mesh: Mesh, *, chosen: bool = False) -> Callable[[int, bool], Figures]:
+    """`chosen`: what is chosen at each quality, too, of all whose loss is known."""
+
     def measured(_repeat: int, short: bool) -> Figures:
         codecs = [str(job.settings.codec) for each in MESHES for job in each.jobs]
+        codecs = [tried.codec for tried in EVIDENCE] if chosen else [*codecs, "fp32"]
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="meshtrain-")))
             script = traced(folder, SCRIPT, script_options(mesh, 1, 1000))
-            prices = processor_prices([*codecs, "fp32"], shared.scratch() / "prices", stack.enter_context(Stages()))
-            pricing = Pricing(script.measurement.manifest, prices.codecs)
+            prices = processor_prices(codecs, shared.scratch() / "prices", stack.enter_context(Stages()))
+            pricing, steps = Pricing(script.measurement.manifest, prices.codecs), (script.step,) * mesh.members
             network = replace(mesh.net.network(mesh.members), work=prices.work)
             lab = stack.enter_context(mesh.lab())
             daemons = linked_stations(lab, NAMES[: mesh.members], folder)
             found = {"alone": [script.step.alone_s]}
-            for job in mesh.jobs[:1] if short else mesh.jobs:
-                price = pricing.price(job.settings, (script.step,) * mesh.members, network)
-                found[str(job)] = [measured_s(job, mesh, daemons, folder)]
-                found[f"{job}, planned"] = [price.step_s]
-        return found
-
-    return measured
-
-
-def _chosen(shared: LocalPlace, mesh: Mesh) -> Callable[[int, bool], Figures]:
-    def measured(_repeat: int, short: bool) -> Figures:
-        with ExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="meshtrain-")))
-            script = traced(folder, SCRIPT, script_options(mesh, 1, 1000))
-            prices = processor_prices(
-                [tried.codec for tried in EVIDENCE], shared.scratch() / "prices", stack.enter_context(Stages())
-            )
-            pricing = Pricing(script.measurement.manifest, prices.codecs)
-            network = replace(mesh.net.network(mesh.members), work=prices.work)
-            lab = stack.enter_context(mesh.lab())
-            daemons = linked_stations(lab, NAMES[: mesh.members], folder)
-            found = {"alone": [script.step.alone_s]}
+            ways = {str(job): job for job in (mesh.jobs[:1] if short else mesh.jobs)}
             settings = list(legal_settings(script.measurement.manifest))
-            steps = (script.step,) * mesh.members
-            ways = {str(each): each for each in (mesh.jobs[:1] if short else mesh.jobs)}
-            for quality in QUALITIES:
+            for quality in QUALITIES if chosen else ():
                 best = _job_of(preferred(priced(pricing, wished(settings, quality), steps, network)).settings)
                 ways.setdefault(str(best), best)
                 found[f"{quality}: {best}"] = [1.0]

@@ -90,6 +90,7 @@ def in_step(codec: str) -> str:
 
 FAST = {text_of(each): each for each in (job_settings(codec, sync) for sync, codec in FAST_WAYS)}
 """What `fast` chooses for these models on some network: its settings, by their text."""
+SETTINGS = FAST | {in_step(codec): job_settings(codec, "bsp") for codec in CODECS}
 LONGER_WAYS = (next(iter(HOOKS)), *FAST, ALONE)
 
 
@@ -105,7 +106,7 @@ def sections(shared: LocalPlace) -> tuple[Section, ...]:
             Section(
                 f"safe-{one.paced}",
                 f"held-out loss by samples of the exact mean and of every codec that is safe, {one.seeds} seeds",
-                tuple(Case(codec_name(one, codec), one.seconds, _codec(one, codec)) for codec in CODECS),
+                tuple(Case(codec_name(one, codec), one.seconds, _curve_of(one, in_step(codec))) for codec in CODECS),
                 quiet=False,
                 repeats=one.seeds,
                 expected=EXPECTED_CODECS,
@@ -115,7 +116,9 @@ def sections(shared: LocalPlace) -> tuple[Section, ...]:
         Section(
             "longer",
             f"held-out loss by samples of what `fast` chooses, in {LONGER} times as many steps",
-            tuple(Case(longer_name(one, way), LONGER * one.seconds, _longer(one, way)) for one, way in longer),
+            tuple(
+                Case(longer_name(one, way), LONGER * one.seconds, _curve_of(one, way, LONGER)) for one, way in longer
+            ),
             quiet=False,
             repeats=1,
             expected=EXPECTED_LONGER,
@@ -123,35 +126,21 @@ def sections(shared: LocalPlace) -> tuple[Section, ...]:
     )
 
 
-def _longer(trained: Trained, way: str) -> Callable[[int, bool], Figures]:
+def _curve_of(trained: Trained, way: str, times: int = 1) -> Callable[[int, bool], Figures]:
+    """Of one way, in so many times the steps: of settings by their text, of DDP with a hook, of one laptop alone."""
+
     def measured(seed: int, short: bool) -> Figures:
-        points = 1 if short else trained.points
-        every = EVERY if short else EVERY * LONGER
+        points, every = (1, EVERY) if short else (trained.points, EVERY * times)
         work = replace(trained.work(seed), members=1) if way == ALONE else trained.work(seed)
         with ExitStack() as stack:
             here = stack.enter_context(place(MEMBERS))
-            if way in FAST:
+            if way in SETTINGS:
                 daemons = stack.enter_context(here.daemons(MEMBERS))
-                side = stack.enter_context(job_of(here, daemons, work, FAST[way]))
+                side = stack.enter_context(job_of(here, daemons, work, SETTINGS[way]))
             else:
                 side = stack.enter_context(here.torch(work, HOOKS.get(way)))
             losses = curve(side, work, points, every)
         return {"steps": [float(every * at) for at in range(points + 1)], way: losses}
-
-    return measured
-
-
-def _codec(trained: Trained, codec: str) -> Callable[[int, bool], Figures]:
-    def measured(seed: int, short: bool) -> Figures:
-        points = 1 if short else trained.points
-        work = trained.work(seed)
-        with (
-            place(MEMBERS) as here,
-            here.daemons(MEMBERS) as daemons,
-            job_of(here, daemons, work, job_settings(codec, "bsp")) as side,
-        ):
-            losses = curve(side, work, points)
-        return {"steps": [float(EVERY * at) for at in range(points + 1)], in_step(codec): losses}
 
     return measured
 
