@@ -25,6 +25,7 @@ from meshtrain.train.logged_values import numbers_of
 from meshtrain.train.model.joint_optimizer import JointOptimizer
 from meshtrain.train.optim.early_scheduler import warn_of_early_scheduler
 from meshtrain.train.periods.inner_muon import what_is_muons
+from meshtrain.train.periods.local_rates import what_is_longer
 from meshtrain.train.single import local_data_dir
 from meshtrain.train.step.engine import Engine
 from meshtrain.train.step.preparation import check_optimizer, describe_model
@@ -158,6 +159,10 @@ class LearnerSession:
         self._prepared = True
         if prepared.of_muon and self.rank == 0:
             log.warning("--sync %s: %s", spec.sync.text(), what_is_muons(model, prepared.of_muon))
+        if spec.sync.period and spec.scale_lr is None and self.rank == 0:
+            learners = spec.learners * sum(not one.hub for one in self._welcome.members)
+            if (longer := what_is_longer(optimizer, learners)) is not None:
+                log.warning("--sync %s: %s", spec.sync.text(), longer)
         samples = StepSamples(deal)
         self._engine = start_engine(prepared, scaler, samples, self._welcome, self._environment, self._channel)
         return samples

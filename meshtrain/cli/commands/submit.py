@@ -198,10 +198,11 @@ def submit(
         str | None,
         typer.Option(
             "--scale-lr",
-            metavar="linear|sqrt[,warmup=N]",
+            metavar="linear|sqrt[,warmup=N]|none",
             help="Multiply the script's learning rate, as a larger batch bears it: linear, for SGD, by how many of the "
             "script's batches a round holds; sqrt, for Adam, AdamW and RMSprop, by the root of that. It rises over N "
-            "rounds (else 5 epochs, at most 780 rounds), and follows who is there.",
+            "rounds (else 5 epochs, at most 780 rounds), and follows who is there. none, with local steps (local:H and "
+            "its kin): those of Adam, AdamW and RMSprop are not multiplied by the root of how many learners there are.",
         ),
     ] = None,
     on_nan: Annotated[OnNan, typer.Option("--on-nan", help="A gradient with NaN or inf: stop, or skip.")] = OnNan.STOP,
@@ -362,7 +363,7 @@ def submit(
         raise typer.Exit(_resubmit(context, resume, chosen_members, notify, data_dir, detach=detach, json=json))
     if resume is not None and seed is not None:
         raise BadCommandLine("--resume keeps the seed of its job, so that no sample is used twice", "it without --seed")
-    pinned = Pinned(sync, codec, topology, of_gradients=scale_lr is not None)
+    pinned = Pinned(sync, codec, topology, of_gradients=scale_lr not in (None, "none"))
     typed = JobChoice(pinned, _names(on), count, count_max, shares)
     settings, chosen_codec, chosen_masks = _settings(
         typed.sync, straggler, visibility, own, shares, checkpoint_every, codec, masks, topology, scale_lr

@@ -17,6 +17,7 @@ from meshtrain.train.optim.hyperparameters import RoundOptions
 from meshtrain.train.optim.leader_options import LeaderOptions
 from meshtrain.train.optim.optimizer_clone import clone_optimizer
 from meshtrain.train.optim.optimizer_step import OptimizerStep
+from meshtrain.train.optim.scaled_rates import rates_times
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class OwnSteps:
                     self._options.hyperparameters.give(ahead, own.options.groups)
                 for parameter, gradient in zip(self._parameters, own.gradients, strict=True):
                     parameter.grad = gradient
-                with rates.in_force(ahead, rates.newest):
+                with rates_times(ahead, rates.newest):
                     self._step.take_with(ahead)
         finally:
             for parameter, gradient in zip(self._parameters, gradients, strict=True):

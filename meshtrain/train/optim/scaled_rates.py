@@ -35,6 +35,8 @@ LEGAL: Mapping[RateKind, tuple[type[Optimizer], ...]] = {
 
 def check_scaled(optimizer: Optimizer, rule: RateRule) -> None:
     """Raises NotSupported for an optimizer of which no such rule is known."""
+    if rule.kind == "none":
+        return
     for member in members_of(optimizer):
         kind, name = type(member), type(member).__name__
         if kind in LEGAL[rule.kind]:
@@ -83,30 +85,31 @@ class ScaledRates:
         self.newest = self.rule.factor(done.round, done.weight, told.alone, self._epoch)
         return self.newest
 
-    @contextmanager
-    def in_force(self, optimizer: Optimizer, factor: float) -> Iterator[None]:
-        """Inside, the rates of all param groups are multiplied; afterwards they are what they were.
 
-        Raises UsageError where something within the step has set one: what was meant, with the factor or without, is
-        not known.
-        """
-        if factor == 1.0:
-            yield
-            return
-        own = [_rate(group["lr"]) for group in optimizer.param_groups]
+@contextmanager
+def rates_times(optimizer: Optimizer, factor: float) -> Iterator[None]:
+    """Inside, the rates of all param groups are multiplied; afterwards they are what they were.
+
+    Raises UsageError where something within the step has set one: what was meant, with the factor or without, is not
+    known.
+    """
+    if factor == 1.0:
+        yield
+        return
+    own = [_rate(group["lr"]) for group in optimizer.param_groups]
+    for group, rate in zip(optimizer.param_groups, own, strict=True):
+        set_option(group, "lr", rate * factor)
+    scaled = [_rate(group["lr"]) for group in optimizer.param_groups]
+    try:
+        yield
+        if [_rate(group["lr"]) for group in optimizer.param_groups] != scaled:
+            raise UsageError(
+                "a hook of optimizer.step() sets the learning rate, which is multiplied for that step (--scale-lr): "
+                "set it behind the step, or submit with --scale-lr none"
+            )
+    finally:
         for group, rate in zip(optimizer.param_groups, own, strict=True):
-            set_option(group, "lr", rate * factor)
-        scaled = [_rate(group["lr"]) for group in optimizer.param_groups]
-        try:
-            yield
-            if [_rate(group["lr"]) for group in optimizer.param_groups] != scaled:
-                raise UsageError(
-                    "a hook of optimizer.step() sets the learning rate, which --scale-lr has multiplied for that step: "
-                    "set it behind the step, or submit without --scale-lr"
-                )
-        finally:
-            for group, rate in zip(optimizer.param_groups, own, strict=True):
-                set_option(group, "lr", rate)
+            set_option(group, "lr", rate)
 
 
 def _rate(value: float | torch.Tensor) -> float:

@@ -20,6 +20,7 @@ from meshtrain.train.model.state import feed
 from meshtrain.train.optim.hyperparameters import RoundOptions
 from meshtrain.train.optim.leader_options import LeaderOptions
 from meshtrain.train.optim.optimizer_step import OptimizerStep
+from meshtrain.train.optim.scaled_rates import rates_times
 from meshtrain.train.step.buffers import ModelBuffers
 from meshtrain.train.step.means import RoundMeans
 from meshwire.messages.learner import LearnerApplied, LearnerHash, RoundDone
@@ -72,6 +73,7 @@ class Base:
     Attributes:
         applied: number of the newest round in the base.
         squared_norm: of the means of the newest round that was not void.
+        contributors: devices in the newest round; 0 before the first one.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Base:
         self._hashed = 0
         self.applied = 0
         self.squared_norm = 0.0
+        self.contributors = 0
 
     def begin_step(self) -> None:
         """At a boundary, behind all rounds that are there: the next step is about to begin."""
@@ -142,7 +145,7 @@ class Base:
         factor = self.options.rate_factor(done)
         with (
             nullcontext() if told is None else self.options.hyperparameters.in_force(told.groups),
-            self.options.rates.in_force(self.step.optimizer, factor),
+            rates_times(self.step.optimizer, factor),
         ):
             self.step.take()
         self.means.masks.hold()
@@ -150,6 +153,7 @@ class Base:
     def conclude(self, done: RoundDone) -> None:
         """The round is in the base, and its parameters hold it: the daemon may use the result slot again."""
         self.applied = done.round
+        self.contributors = done.contributors.bit_count()
         if not done.void:
             self.squared_norm = done.squared_norm
         self.view.follow(done)

@@ -26,6 +26,7 @@ from meshtrain.train.partial.progressive import Progressive
 from meshtrain.train.periods.central_average import CentralAverage
 from meshtrain.train.periods.fragment_weights import FragmentWeights
 from meshtrain.train.periods.inner_muon import WithMuon
+from meshtrain.train.periods.local_rates import LongerSteps
 from meshtrain.train.periods.local_weights import LocalWeights
 from meshtrain.train.periods.mixed_weights import MixedWeights
 from meshtrain.train.step.base import Base
@@ -61,7 +62,9 @@ class EngineParts:
         coefficient: c, of what the learner's own gradients that no round has covered would change (O2, base and view).
         codec: of the job.
         hash_every: rounds between two hashes of the base; 0: at the end only.
+        members: devices that train.
         learners: of each device (R6).
+        longer: local steps take longer rates where the optimizer divides by the size of gradients (O13).
     """
 
     state: ReplicaState
@@ -76,7 +79,9 @@ class EngineParts:
     coefficient: float
     codec: CodecSpec
     hash_every: int
+    members: int
     learners: int = 1
+    longer: bool = True
 
 
 def build_engine(parts: EngineParts, progress: RoundProgress) -> Engine:
@@ -124,6 +129,8 @@ def _local_rounds(parts: EngineParts, progress: RoundProgress) -> Engine:
     growth = MaskGrowth(base, scaling)
     optimizer, muon = parts.state.optimizer, parts.state.muon
     own = OptimizerStep(optimizer) if muon is None else WithMuon(optimizer, muon)
+    if parts.longer:
+        LongerSteps(own, base, parts.members, parts.learners)
     steps = LocalStep(own, base, contribution, boundary, weights, growth, scaling, parts.sync)
     parts.channel.route(EndPeriod, steps.end_early)
     saver.go_on_from(progress)

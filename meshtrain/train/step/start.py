@@ -60,7 +60,8 @@ def start_engine(
     """
     spec, tensors = welcome.spec, prepared.tensors
     sync = spec.sync
-    coefficient = own_coefficient(sync.own, sum(not one.hub for one in welcome.members)) if sync.staleness else 0.0
+    members = sum(not one.hub for one in welcome.members)
+    coefficient = own_coefficient(sync.own, members) if sync.staleness else 0.0
     codec = parse_codec(spec.codec)
     plan = plan_buckets(tensors.manifest, spec.bucket_bytes, codec)
     slots = SharedSlots(environment.memory_fd, plan, sync, codec)
@@ -80,7 +81,7 @@ def start_engine(
     muon = inner_muon(prepared.optimizer, prepared.of_muon)
     state = ReplicaState(tensors, prepared.optimizer, means.masks, outer, muon)
     kept = _kept_state(environment.kept_fd, spec, means, prepared.optimizer)
-    rates = ScaledRates(spec.scale_lr, samples.space, spec.learners)
+    rates = ScaledRates(None if sync.period else spec.scale_lr, samples.space, spec.learners)
     # A saved state may hold more: what its writer's scheduler has added.
     options = LeaderOptions(prepared.optimizer, rates)
     progress = _agree_on_state(channel, state, kept)
@@ -97,7 +98,9 @@ def start_engine(
         coefficient=coefficient,
         codec=codec,
         hash_every=spec.hash_every,
+        members=members,
         learners=spec.learners,
+        longer=spec.scale_lr is None,
     )
     engine = build_engine(parts, progress)
     with ExitStack() as undo:

@@ -10,6 +10,9 @@ keeps the noise of the steps as it was (Krizhevsky 2014, arXiv 1404.5997, sectio
 
 All that decides is in the round and equal for all who apply it, now or later: its number, its weight, and what its
 leader has told. So no state of the base is added.
+
+With a period rates are multiplied by themselves, and otherwise (`periods/local_rates.py`, O13): there `none` is all that
+can be typed.
 """
 
 import math
@@ -21,7 +24,7 @@ from pydantic import Field, ValidationError
 from meshwire.message_base import Wire
 from meshwire.sync_modes.mode import SyncSettings
 
-RateKind = Literal["linear", "sqrt"]
+RateKind = Literal["none", "linear", "sqrt"]
 
 RULE_OF: Mapping[str, RateKind] = {"SGD": "linear", "Adam": "sqrt", "AdamW": "sqrt", "RMSprop": "sqrt"}
 """By the name of an optimizer of torch.optim, the rule that suits it. SGD takes the other one as well."""
@@ -33,7 +36,7 @@ WARMUP_ROUNDS = 780
 
 _LEGAL = (
     "use linear or sqrt, behind which ,warmup=N sets the rounds until all of it counts, such as linear,warmup=200 (N "
-    f"from 0 to {WARMUP_ROUNDS_MAX}; else it is {WARMUP_EPOCHS} epochs, and at most {WARMUP_ROUNDS} rounds)"
+    f"from 0 to {WARMUP_ROUNDS_MAX}; else it is {WARMUP_EPOCHS} epochs, and at most {WARMUP_ROUNDS} rounds); or none"
 )
 
 
@@ -41,7 +44,7 @@ class RateRule(Wire):
     """Equal on all members of a job.
 
     Attributes:
-        kind: the rate grows with the batch, or with its square root.
+        kind: the rate grows with the batch, or with its square root; none: it is the script's, in local steps, too.
         warmup: rounds until all of it counts; None: WARMUP_EPOCHS epochs or WARMUP_ROUNDS rounds, what is over sooner.
     """
 
@@ -61,6 +64,8 @@ class RateRule(Wire):
             alone: that a step has where one learner trains by itself.
             epoch: samples of an epoch; None: not known.
         """
+        if self.kind == "none":
+            return 1.0
         batches = max(1.0, samples / alone)
         whole = batches if self.kind == "linear" else math.sqrt(batches)
         warm = self._warm(round_ - 1, samples, epoch)
@@ -80,7 +85,12 @@ def parse_rate_rule(typed: str) -> RateRule:
     warmup: int | None = None
     if rest:
         name, _, number = rest[0].partition("=")
-        if len(rest) > 1 or name != "warmup" or not (number.isascii() and number.isdigit() and len(number) <= 8):
+        if (
+            kind == "none"
+            or len(rest) > 1
+            or name != "warmup"
+            or not (number.isascii() and number.isdigit() and len(number) <= 8)
+        ):
             raise ValueError(f"--scale-lr {typed}: {_LEGAL}")
         warmup = int(number)
     try:
@@ -90,15 +100,18 @@ def parse_rate_rule(typed: str) -> RateRule:
 
 
 def rate_rule_of(typed: str | None, sync: SyncSettings) -> RateRule | None:
-    """The rule of a job, from --scale-lr; None: nothing was typed, and rates are the script's. Raises ValueError, which
-    names what is legal."""
+    """The rule of a job, from --scale-lr; None: nothing was typed, or nothing else than is so without it. Raises
+    ValueError, which names what is legal."""
     if typed is None:
         return None
     rule = parse_rate_rule(typed)
+    if rule.kind == "none":
+        return rule if sync.period else None
     if sync.period:
         raise ValueError(
-            f"--scale-lr {typed} with --sync {sync.text()}: there each laptop steps by itself, on batches of the size "
-            "that the script's rate is for, and their mean is no longer step: omit it, or use --sync bsp or ssp:2"
+            f"--scale-lr {typed} with --sync {sync.text()}: there local steps take rates of their own, the script's times "
+            "the root of how many learners there are where that makes up for something: omit it, type none to have "
+            "the script's, or use --sync bsp or ssp:2"
         )
     if sync.signs:
         raise ValueError(
