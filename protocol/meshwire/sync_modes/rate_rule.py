@@ -11,8 +11,8 @@ keeps the noise of the steps as it was (Krizhevsky 2014, arXiv 1404.5997, sectio
 All that decides is in the round and equal for all who apply it, now or later: its number, its weight, and what its
 leader has told. So no state of the base is added.
 
-With a period rates are multiplied by themselves, and otherwise (`periods/local_rates.py`, O13): there `none` is all that
-can be typed.
+With a period, rates are multiplied by themselves and by another rule (`periods/local_rates.py`, O13): there `none` is
+all that can be typed.
 """
 
 import math
@@ -85,12 +85,8 @@ def parse_rate_rule(typed: str) -> RateRule:
     warmup: int | None = None
     if rest:
         name, _, number = rest[0].partition("=")
-        if (
-            kind == "none"
-            or len(rest) > 1
-            or name != "warmup"
-            or not (number.isascii() and number.isdigit() and len(number) <= 8)
-        ):
+        counts = number.isascii() and number.isdigit() and len(number) <= 8
+        if kind == "none" or len(rest) > 1 or name != "warmup" or not counts:
             raise ValueError(f"--scale-lr {typed}: {_LEGAL}")
         warmup = int(number)
     try:
@@ -109,9 +105,9 @@ def rate_rule_of(typed: str | None, sync: SyncSettings) -> RateRule | None:
         return rule if sync.period else None
     if sync.period:
         raise ValueError(
-            f"--scale-lr {typed} with --sync {sync.text()}: there local steps take rates of their own, the script's times "
-            "the root of how many learners there are where that makes up for something: omit it, type none to have "
-            "the script's, or use --sync bsp or ssp:2"
+            f"--scale-lr {typed} with --sync {sync.text()}: there local steps have a rule of their own, the script's "
+            "rate times the root of how many learners there are, for Adam, AdamW and RMSprop: omit it, type none to "
+            "have the script's rate, or use --sync bsp or ssp:2"
         )
     if sync.signs:
         raise ValueError(

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from meshtrain.errors import NotSupported, RequestError, UsageError
 from meshtrain.train.model.joint_optimizer import JointOptimizer
-from meshtrain.train.optim.scaled_rates import LEGAL, ScaledRates, check_scaled
+from meshtrain.train.optim.scaled_rates import LEGAL, check_scaled, rates_times
 from meshtrain.train.session import LearnerSession
 from meshwire.codecs.registry import parse_codec
 from meshwire.model.plan import plan_buckets
@@ -378,10 +378,9 @@ def test_momentum_correction_makes_the_other_form_of_sgd_torchs() -> None:
             place = place - velocity
             before = rate
         ends.append(place)
-    scaled = ScaledRates(RateRule(kind="linear"))
     for rate, gradient in zip(rates, gradients, strict=True):
         ours.grad = gradient
-        with scaled.in_force(optimizer, rate / rates[0]):
+        with rates_times(optimizer, rate / rates[0]):
             optimizer.step()
     torch.testing.assert_close(ours.detach(), ends[0])
     assert float((ours.detach() - ends[1]).norm()) > 0.1
@@ -419,7 +418,7 @@ def test_a_job_refuses_such_an_optimizer_before_its_first_step() -> None:
 def test_a_rate_in_a_tensor_stays_that_tensor() -> None:
     rate = torch.tensor(0.1)
     optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=rate)
-    with ScaledRates(RateRule(kind="linear")).in_force(optimizer, 3.0):
+    with rates_times(optimizer, 3.0):
         assert optimizer.param_groups[0]["lr"] is rate
         assert rate.item() == pytest.approx(0.3)
     assert rate.item() == torch.tensor(0.1).item()
@@ -432,7 +431,7 @@ def test_a_rate_that_is_set_within_the_step_is_an_error_that_says_so() -> None:
     optimizer.register_step_post_hook(lambda *_: schedule.step())
     with (
         pytest.raises(UsageError, match=r"a hook of optimizer\.step\(\) sets the learning rate"),
-        ScaledRates(RateRule(kind="linear")).in_force(optimizer, 2.0),
+        rates_times(optimizer, 2.0),
     ):
         optimizer.step()
     assert optimizer.param_groups[0]["lr"] == 0.1

@@ -52,7 +52,17 @@ def test_it_is_told_as_it_is_typed(typed: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "typed", ["", "cubic", "linear,200", "linear,warmup=", "linear,warmup=-1", "linear,warmup=1.5", "linear,warmup=1,a"]
+    "typed",
+    [
+        "",
+        "cubic",
+        "linear,200",
+        "linear,warmup=",
+        "linear,warmup=-1",
+        "linear,warmup=1.5",
+        "linear,warmup=1,a",
+        "none,warmup=1",
+    ],
 )
 def test_what_is_none_is_refused_with_what_is_legal(typed: str) -> None:
     with pytest.raises(ValueError, match=r"use linear or sqrt, behind which ,warmup=N"):
@@ -65,8 +75,19 @@ def test_what_is_none_is_refused_with_what_is_legal(typed: str) -> None:
 def test_modes_whose_steps_are_not_of_the_rounds_samples_are_refused(sync: str) -> None:
     settings = sync_settings(sync)
     assert rate_rule_of(None, settings) is None
-    with pytest.raises(ValueError, match=rf"--scale-lr linear with --sync {sync}: .* omit it, or use --sync bsp"):
-        rate_rule_of("linear", settings)
+    for typed in ("linear", "sqrt"):
+        with pytest.raises(
+            ValueError, match=rf"--scale-lr {typed} with --sync {sync}: .* omit it, .*or use --sync bsp"
+        ):
+            rate_rule_of(typed, settings)
+
+
+def test_none_is_for_local_steps_which_have_a_rule_of_their_own() -> None:
+    """O13. Elsewhere it is so anyway, and nothing of it is in the job."""
+    assert rate_rule_of("none", sync_settings("local:8,ssp:1")) == RateRule(kind="none")
+    for sync in ("bsp", "ssp:2", "demo"):
+        assert rate_rule_of("none", sync_settings(sync)) is None
+    assert RateRule(kind="none").factor(9, 128, 32, None) == 1.0
 
 
 @pytest.mark.parametrize("sync", ["bsp", "ssp:2"])

@@ -53,6 +53,8 @@ EXPECTED = (
 EXACT = "fp32"
 CODECS = (EXACT, "int8", "int8:sr", "int4", "int4:sr", "nf4")
 """In step: the exact mean, and what is safe on the small models of `codecs.md`."""
+PERIODS = (("local:2", "int4"), ("local:4", "int8"), ("local:4", "int4"))
+"""A round in several steps, where it may be safe: tried as codecs in step are."""
 FAST_WAYS = (("local:8,ssp:1", "int8"), ("sparseloco:8,ssp:1", None))
 LONGER = 4
 """Times as many steps, for what does not come to the target in time."""
@@ -73,9 +75,10 @@ def case_name(trained: Trained) -> str:
     return f"target, {wifi.model_of(trained.paced).name}"
 
 
-def codec_name(trained: Trained, codec: str) -> str:
-    """The name under which the file keeps the curve of a model with a codec in step."""
-    return f"safe, {wifi.model_of(trained.paced).name}, {codec}"
+def safe_name(trained: Trained, way: str) -> str:
+    """The name under which the file keeps the curve of a model with a codec in step, or in a period, as `SAFE_WAYS`
+    has it."""
+    return f"safe, {wifi.model_of(trained.paced).name}, {way}"
 
 
 def longer_name(trained: Trained, way: str) -> str:
@@ -90,7 +93,11 @@ def in_step(codec: str) -> str:
 
 FAST = {text_of(each): each for each in (job_settings(codec, sync) for sync, codec in FAST_WAYS)}
 """What `fast` chooses for these models on some network: its settings, by their text."""
-SETTINGS = FAST | {in_step(codec): job_settings(codec, "bsp") for codec in CODECS}
+SAFE_WAYS = {codec: job_settings(codec, "bsp") for codec in CODECS} | {
+    text_of(job_settings(codec, sync)): job_settings(codec, sync) for sync, codec in PERIODS
+}
+"""What may be safe, by its name in the file."""
+SETTINGS = FAST | {text_of(each): each for each in SAFE_WAYS.values()}
 LONGER_WAYS = (next(iter(HOOKS)), *FAST, ALONE)
 
 
@@ -105,8 +112,11 @@ def sections(shared: LocalPlace) -> tuple[Section, ...]:
         *(
             Section(
                 f"safe-{one.paced}",
-                f"held-out loss by samples of the exact mean and of every codec that is safe, {one.seeds} seeds",
-                tuple(Case(codec_name(one, codec), one.seconds, _curve_of(one, in_step(codec))) for codec in CODECS),
+                f"held-out loss by samples of the exact mean and of every way that may be safe, {one.seeds} seeds",
+                tuple(
+                    Case(safe_name(one, name), one.seconds, _curve_of(one, text_of(settings)))
+                    for name, settings in SAFE_WAYS.items()
+                ),
                 quiet=False,
                 repeats=one.seeds,
                 expected=EXPECTED_CODECS,

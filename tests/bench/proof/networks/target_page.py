@@ -24,7 +24,7 @@ from tests.bench.proof.networks.target import (
     TRAINED,
     Trained,
     case_name,
-    codec_name,
+    safe_name,
     in_step,
     longer_name,
 )
@@ -200,7 +200,7 @@ def longer_curves(journal: Journal, trained: Trained) -> dict[str, list[tuple[fl
 
 def _entries(journal: Journal, trained: Trained) -> list[Entry]:
     """All seeds of all that was trained. Of a codec in step those of its own section, where there are any."""
-    codecs = {in_step(codec): journal.of(codec_name(trained, codec)) for codec in CODECS}
+    codecs = {in_step(codec): journal.of(safe_name(trained, codec)) for codec in CODECS}
     every = []
     for entry in journal.of(case_name(trained)):
         figures = {name: losses for name, losses in entry.figures.items() if not codecs.get(name)}

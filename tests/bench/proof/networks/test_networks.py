@@ -232,7 +232,7 @@ def test_what_fast_comes_to_in_more_steps_is_told_beside_one_laptop(tmp_path: Pa
 def codec_entries(trained: target.Trained, codec: str, *ends: float) -> list[tuple[str, Figures]]:
     """Of several seeds, which begin at 3 and end after 64 steps."""
     curve = {"steps": [0.0, 64.0]}
-    return [(target.codec_name(trained, codec), curve | {target.in_step(codec): [3.0, end]}) for end in ends]
+    return [(target.safe_name(trained, codec), curve | {target.in_step(codec): [3.0, end]}) for end in ends]
 
 
 def test_what_is_safe_is_judged_by_fp32_and_trained_in_a_section_of_its_own(tmp_path: Path) -> None:
