@@ -147,9 +147,10 @@ def clip_grad_norm_(parameters: "torch.Tensor | Iterable[torch.Tensor]", max_nor
 
 
 def steps(count: int) -> Iterator[int]:
-    """Numbers of steps, from 1, until the job has had `count` rounds: the same end on all peers (X6).
+    """Numbers of steps, from 1, until the job has had `count` of them: the same end on all peers (X6).
 
-    A peer that is late, or joins later, takes fewer steps than there are rounds.
+    A peer that is late, or joins later, takes fewer. Where several steps make a round (`--sync local:H`) the last one
+    is whole, which may be some steps more.
     """
     from meshtrain.train import api
 

@@ -3,7 +3,7 @@
     meshtrain submit reinforcement.py
 
 There is no data set, so `mt.prepare` gets no loader: each laptop makes its samples itself, from a seed of its own, and
-`mt.steps(n)` ends the loop after n rounds on all of them.
+`mt.steps(n)` ends the loop after n steps on all of them.
 """
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import meshtrain as mt
 
-ROUNDS = 150
+STEPS = 150
 GAMES = 32  # in each step on each laptop
 LENGTH = 16
 PLACES = 9
@@ -36,7 +36,7 @@ optimizer = torch.optim.Adam(policy.parameters(), lr=0.01)
 policy, optimizer = mt.prepare(policy, optimizer)
 dice = torch.Generator().manual_seed(1000 + mt.rank())  # other games on each laptop
 
-for step in mt.steps(ROUNDS):
+for step in mt.steps(STEPS):
     chosen, rewards = play(policy, dice)
     to_come = rewards.flip(1).cumsum(1).flip(1)
     loss = -(chosen * (to_come - to_come.mean(0))).mean()

@@ -4,7 +4,7 @@
 
 Nothing is written for that: of two laptops each reads all items and takes every second one. Where reading is the
 expensive part, let the data set begin at `mt.rank()` and skip `mt.world_size()` itself; then it is read as it is.
-Nobody knows how long a stream is, so `mt.steps(n)` ends the loop on all of them, after n rounds.
+Nobody knows how long a stream is, so `mt.steps(n)` ends the loop on all of them, after n steps.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import meshtrain as mt
 
-ROUNDS = 120
+STEPS = 120
 
 
 class Stream(IterableDataset[tuple[Tensor, Tensor]]):
@@ -34,7 +34,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=0.005)
 loader = DataLoader(Stream(), batch_size=32)
 model, optimizer, loader = mt.prepare(model, optimizer, loader)
 
-for step, (x, y) in zip(mt.steps(ROUNDS), loader, strict=False):
+for step, (x, y) in zip(mt.steps(STEPS), loader, strict=False):
     loss = nn.functional.mse_loss(model(x)[:, 0], y)
     optimizer.zero_grad()
     loss.backward()

@@ -52,7 +52,7 @@ class DemoSettings:
     @property
     def rounds(self) -> int:
         """How many rounds it takes to take `steps` steps; the last period is a whole one."""
-        return -(-self.steps // sync_settings(self.sync).round_steps)
+        return sync_settings(self.sync).rounds_of(self.steps)
 
     @property
     def batch_size(self) -> int:
@@ -188,7 +188,7 @@ def _submission(settings: DemoSettings, folder: Path, work: Path, data: Path) ->
         data_root=str(data),
         data_manifest=manifests[1],
         script="train_gpt.py",
-        args=("--steps", str(settings.rounds), "--batch-size", str(settings.batch_size), "--seed", str(settings.seed)),
+        args=("--steps", str(settings.steps), "--batch-size", str(settings.batch_size), "--seed", str(settings.seed)),
         env=(("OMP_NUM_THREADS", str(threads)),),
         on=(),
         peers=settings.peers,

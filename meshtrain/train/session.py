@@ -208,12 +208,13 @@ class LearnerSession:
         return self._engine.clip_grad_norm_(parameters, max_norm)
 
     def steps(self, count: int) -> Iterator[int]:
-        """Numbers of this learner's steps until the job has had `count` rounds."""
+        """Numbers of this learner's steps until the job has had the rounds that `count` steps make."""
         self._check_running()
         if self._engine is None:
-            raise UsageError("mt.steps before mt.prepare: it counts the rounds of what was prepared")
-        self._channel.tell(LearnerGoal(rounds=max(0, count)))
-        while not self._finished and self._engine.boundary.decided < count:
+            raise UsageError("mt.steps before mt.prepare: it counts the steps of what was prepared")
+        rounds = self._welcome.spec.sync.rounds_of(max(0, count))
+        self._channel.tell(LearnerGoal(rounds=rounds))
+        while not self._finished and self._engine.boundary.decided < rounds:
             yield self._engine.steps.number
 
     def barrier(self) -> None:

@@ -57,8 +57,8 @@ model, optimizer, loader = mt.prepare(model, optimizer, loader)
 torch.set_num_threads(1)
 
 began_s = []
-# Not mt.steps, which counts rounds: with a period a round is many steps. But who comes back ends with the others.
-rounds, paced_s = (int(sys.argv[6]), float(sys.argv[7])) if len(sys.argv) > 6 else (0, 0.0)
+# By mt.steps where who comes back, or is late, is to end with the others: its last period is whole.
+counted, paced_s = (int(sys.argv[6]), float(sys.argv[7])) if len(sys.argv) > 6 else (0, 0.0)
 every = int(sys.argv[8]) if len(sys.argv) > 8 else 0  # steps between two points of the curve, which is drawn at the end
 cosine, warm = sys.argv[9:] == ["cosine"], steps // 20
 """
@@ -80,7 +80,7 @@ def judged():
     return F.cross_entropy(logits, y.flatten()).item(), (logits.argmax(1) == y.flatten()).float().mean().item()
 
 
-for _ in mt.steps(rounds) if rounds else range(steps):
+for _ in mt.steps(counted) if counted else range(steps):
     time.sleep(paced_s)
     if every and mt.is_main() and len(began_s) % every == 0:
         keep()

@@ -168,11 +168,11 @@ def rounds_of(sync: str, steps: int) -> int:
 
 def arguments(run: Run, curve_every: int) -> tuple[str, ...]:
     """The script's."""
-    by_rounds = run.kill or sync_settings(run.sync).ends_early  # else the last ones would be one member's alone
+    counted = run.kill or sync_settings(run.sync).ends_early  # else the last ones would be one member's alone
     batch = codecjob.MODELS[run.model].batch // run.members
     return (
         *(run.model, run.sync, str(run.steps), str(batch), str(run.seed)),
-        *(str(rounds(run)) if by_rounds else "0", str(codecjob.PACED_S if run.kill else 0), str(curve_every)),
+        *(str(run.steps) if counted else "0", str(codecjob.PACED_S if run.kill else 0), str(curve_every)),
         *(("cosine",) if run.cosine else ()),
     )
 

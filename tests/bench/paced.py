@@ -70,7 +70,7 @@ model, optimizer, loader = mt.prepare(model, optimizer, loader)
 torch.set_num_threads(1)  # the stations share this machine's cores
 steps = []
 batches = iter(loader)
-for step in mt.steps(options["rounds"]):
+for step in mt.steps(options["count"]):
     began_s, began_cpu_s, model.asleep_s = time.monotonic(), time.process_time(), 0.0
     (x,) = next(batches)
     step_s = len(x) * pace_s
@@ -112,18 +112,18 @@ def options(
     sample_s: float,
     batch: int,
     slowness: tuple[float, ...],
-    rounds: int,
+    count: int,
     stop: dict[str, int | None] | None = None,
 ) -> str:
-    """The script's argument. `stop`: rank 2 stops itself in this step, in front of this layer's bucket or, with None,
-    before its forward pass."""
+    """The script's argument. `count`: of steps. `stop`: rank 2 stops itself in this step, in front of this layer's
+    bucket or, with None, before its forward pass."""
     return json.dumps(
         {
             "values": values,
             "sample_s": sample_s,
             "batch": batch,
             "slowness": slowness,
-            "rounds": rounds,
+            "count": count,
             "stop": stop,
         }
     )

@@ -109,8 +109,8 @@ def cases() -> list[Case]:
         Case("ssp:3 carry, equal", {"sync": "ssp:3", "straggler": "carry", "shares": "equal"}, slow, 80),
         Case("bsp, speed", {"sync": "bsp", "shares": "speed"}, slow, 90),
         Case("ssp:3 carry, speed", {"sync": "ssp:3", "straggler": "carry", "shares": "speed"}, slow, 80),
-        Case("local:8, equal", {"sync": "local:8", "shares": "equal"}, slow, 6),
-        Case("local:8,ssp:1", {"sync": "local:8,ssp:1"}, slow, 16),
+        Case("local:8, equal", {"sync": "local:8", "shares": "equal"}, slow, 6 * 8),
+        Case("local:8,ssp:1", {"sync": "local:8,ssp:1"}, slow, 16 * 8),
     ]
 
 
@@ -118,8 +118,8 @@ def measure_slow(daemons: list[StationDaemon], folder: Path, fast_step_s: float,
     """Every case beside one learner alone. Prints as it goes; returns whether each aim was met."""
     sample_s = fast_step_s / BATCH
 
-    def script(slowness: tuple[float, ...], rounds: int) -> str:
-        return paced.options(values=VALUES, sample_s=sample_s, batch=BATCH, slowness=slowness, rounds=rounds)
+    def script(slowness: tuple[float, ...], count: int) -> str:
+        return paced.options(values=VALUES, sample_s=sample_s, batch=BATCH, slowness=slowness, count=count)
 
     alone = run(daemons, folder, script((1.0,), 20), on=(NAMES[0],), sync="bsp", shares="equal")
     own = alone.speeds()[0]
@@ -194,7 +194,7 @@ def measure_stops(daemons: list[StationDaemon], folder: Path, fast_step_s: float
                 sample_s=fast_step_s / BATCH,
                 batch=BATCH,
                 slowness=(1.0,) * MEMBERS,
-                rounds=45,
+                count=45,
                 stop={"step": 20, "layer": layer},
             )
             with paced.Waking(daemons[2], STOP_S):

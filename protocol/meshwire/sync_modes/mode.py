@@ -155,6 +155,11 @@ class SyncSettings(Wire):
         """How many steps a learner takes for a round, from 1: more than one with a period, or accumulation."""
         return 1 if round_ <= self.after else self.round_steps
 
+    def rounds_of(self, steps: int) -> int:
+        """How many rounds there are when so many steps have been taken; the last one is whole."""
+        first = min(steps, self.after)
+        return first - (first - steps) // self.round_steps
+
     @property
     def round_steps(self) -> int:
         """How many steps lie between two rounds, behind the first ones (`after`); at least 1."""

@@ -112,7 +112,7 @@ def test_a_mesh_in_use_stays_however_its_lock_is_held(
     [("bsp", 100, 100), ("ssp:2", 7, 7), ("local:8", 100, 13), ("sparseloco:5", 40, 8), ("muloco:30", 1, 1)],
 )
 def test_steps_are_the_optimizers_whatever_the_period(sync: str, steps: int, rounds: int) -> None:
-    """X6: the script's `mt.steps` counts rounds, each of which is of H steps."""
+    """X6: of H steps each round is; the last one is whole."""
     assert DemoSettings(sync=sync, steps=steps).rounds == rounds
 
 

@@ -238,7 +238,7 @@ def test_a_stopped_learner_is_cut_off(mesh: LocalMesh, tmp_path: Path, sync: str
     deadline + 0.5 s, and the log says so."""
     step_s, stop_step = 0.12, 12
     script = paced.options(
-        values=40_000, sample_s=step_s / 4, batch=4, slowness=(1.0,) * MEMBERS, rounds=40,
+        values=40_000, sample_s=step_s / 4, batch=4, slowness=(1.0,) * MEMBERS, count=40,
         stop={"step": stop_step, "layer": layer},
     )  # fmt: skip
     with paced.Waking(mesh.daemons[2], 5.0):

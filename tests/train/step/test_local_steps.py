@@ -171,14 +171,15 @@ def test_equal_data_on_all_learners_is_one_learner(make: Make, norm: bool, perio
     assert distance(replicas[0], alone) <= 10 * TOLERANCE  # of 16 rounds
 
 
-def test_steps_count_rounds_and_a_barrier_ends_a_period() -> None:
-    """X6: `mt.steps` ends after so many rounds. Behind a barrier all replicas hold the base."""
+def test_steps_end_with_a_whole_period_and_a_barrier_ends_one() -> None:
+    """X6: `mt.steps` ends behind the round with the last of so many steps. Behind a barrier all replicas hold the
+    base."""
     replicas = [net() for _ in range(2)]
 
     def script(session: LearnerSession, rank: int) -> list[int]:
         model, optimizer = session.prepare(replicas[rank], sgd(replicas[rank]))
         numbers = []
-        for number in session.steps(3):
+        for number in session.steps(10):
             numbers.append(number)
             step(model, optimizer, batch(100 * rank + number))
         step(model, optimizer, batch(rank))

@@ -84,7 +84,7 @@ TRAINED = (
 # What `fast` may choose, or has chosen, is trained as long.
 TRAINED_FAST = (
     Way("local:2 int4", "local:2", "int4"),
-    Way("local:4 int4", "local:4", "int4"),
+    Way("local:4 nf4", "local:4", "nf4"),
     *(Way(f"{sync} int8", sync, "int8") for sync in ("local:4", "local:8", "local:8,ssp:1")),
     *(Way(sync, sync) for sync in ("sparseloco:8", "sparseloco:8,ssp:1")),
     Way("bsp powersgd", codec="powersgd"),

@@ -195,10 +195,10 @@ def sections(shared: LocalPlace) -> tuple[Section, ...]:
     )
 
 
-def script_options(mesh: Mesh, members: int, rounds: int) -> str:
+def script_options(mesh: Mesh, members: int, count: int) -> str:
     """The paced script's argument."""
     return paced.options(
-        values=mesh.values, sample_s=mesh.step_s / BATCH, batch=BATCH, slowness=(1.0,) * members, rounds=rounds
+        values=mesh.values, sample_s=mesh.step_s / BATCH, batch=BATCH, slowness=(1.0,) * members, count=count
     )
 
 
@@ -208,7 +208,7 @@ def measured_s(job: Job, mesh: Mesh, daemons: Sequence[StationDaemon], folder: P
         daemons[0],
         folder,
         SCRIPT,
-        args=(script_options(mesh, len(daemons), job.rounds),),
+        args=(script_options(mesh, len(daemons), job.rounds * job.settings.sync.round_steps),),
         hash_every=0,
         sync=job.sync,
         codec=job.codec,

@@ -53,7 +53,7 @@ EXPECTED = (
 EXACT = "fp32"
 CODECS = (EXACT, "int8", "int8:sr", "int4", "int4:sr", "nf4")
 """In step: the exact mean, and what is safe on the small models of `codecs.md`."""
-PERIODS = (("local:2", "int4"), ("local:4", "int8"), ("local:4", "int4"))
+PERIODS = (("local:4", "int8"), ("local:4", "nf4"))
 """A round in several steps, where it may be safe: tried as codecs in step are."""
 FAST_WAYS = (("local:8,ssp:1", "int8"), ("sparseloco:8,ssp:1", None))
 LONGER = 4
@@ -84,11 +84,6 @@ def safe_name(trained: Trained, way: str) -> str:
 def longer_name(trained: Trained, way: str) -> str:
     """The name under which the file keeps the longer curve of a way."""
     return f"longer, {wifi.model_of(trained.paced).name}, {way}"
-
-
-def in_step(codec: str) -> str:
-    """What a codec in step is called where settings are."""
-    return text_of(job_settings(codec, "bsp"))
 
 
 FAST = {text_of(each): each for each in (job_settings(codec, sync) for sync, codec in FAST_WAYS)}
@@ -168,7 +163,8 @@ def _each(planner: Planner, trained: Trained, seed: int, points: int) -> Iterato
     as many samples. Not of what the other section trains."""
     prices = [planner.ours(net.network(MEMBERS), MEMBERS, quality) for net in NETS for quality in QUALITIES]
     every = {text_of(price.settings): price.settings for price in prices}
-    every = {name: settings for name, settings in every.items() if name not in map(in_step, CODECS)}
+    trained_apart = {text_of(settings) for settings in SAFE_WAYS.values()}
+    every = {name: settings for name, settings in every.items() if name not in trained_apart}
     work = trained.work(seed)
     yield "steps", [float(EVERY * at) for at in range(points + 1)]
     with place(MEMBERS) as here:

@@ -8,10 +8,9 @@ from statistics import mean, median
 from tests.bench.journal import Entry, Journal
 from tests.bench.proof.curves import loss_at, mean_and_seeds, mean_curve, noise, steps_to
 from tests.bench.proof.networks import wifi
-from tests.bench.proof.networks.paced_models import HOOKS, QUALITIES, Net
+from tests.bench.proof.networks.paced_models import HOOKS, QUALITIES, Net, text_of
 from tests.bench.proof.networks.target import (
     ALONE,
-    CODECS,
     EVERY,
     EXACT,
     EXPECTED,
@@ -21,12 +20,12 @@ from tests.bench.proof.networks.target import (
     LONGER_WAYS,
     MEMBERS,
     NETS,
+    SAFE_WAYS,
     TRAINED,
     Trained,
     case_name,
-    safe_name,
-    in_step,
     longer_name,
+    safe_name,
 )
 from tests.bench.proof.networks.wifi_page import FP16_GOAL, POWERSGD_GOAL, quality_figure, seconds
 from tests.bench.proof.plots import Curve, Panel, panels_svg
@@ -87,21 +86,22 @@ def _lines(journal: Journal) -> Iterator[str]:
         yield from _model(journal, trained)
     yield from _longer(journal)
     yield from ("## What is safe", "")
-    yield f"In step, {MEMBERS} learners as above, every codec that is within the noise on the small models of"
-    yield "[codecs.md](codecs.md). What is not within it here, too, is not chosen as safe. *noise*: two standard errors"
+    yield f"{MEMBERS} learners as above; every codec that is within the noise on the small models of"
+    yield "[codecs.md](codecs.md), in step, and periods that may be."
+    yield "What is not within it here, too, is not chosen as safe. *noise*: two standard errors"
     yield "of the difference of two means as fp32's is. ResNet-18 has six seeds: three of fp32 lay nearer to"
     yield "each other than those of DDP's fp16 hook, which computes the same."
     yield from ("", f"**Expected, before it ran.** {EXPECTED_CODECS}", "")
     heads = ("", "", "loss (seeds)", "- fp32", "noise", "within")
     yield from (f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}")
     for trained in TRAINED:
-        base = losses_of(journal, trained, in_step(EXACT))
-        for codec in CODECS:
-            cells = _codec_cells(losses_of(journal, trained, in_step(codec)), base)
-            yield f"| {wifi.model_of(trained.paced).about} | `{codec}` | {' | '.join(cells)} |"
+        base = losses_of(journal, trained, text_of(SAFE_WAYS[EXACT]))
+        for name, settings in SAFE_WAYS.items():
+            cells = _safe_cells(losses_of(journal, trained, text_of(settings)), base)
+            yield f"| {wifi.model_of(trained.paced).about} | `{name}` | {' | '.join(cells)} |"
 
 
-def _codec_cells(losses: list[float], base: list[float]) -> list[str]:
+def _safe_cells(losses: list[float], base: list[float]) -> list[str]:
     base = base[: len(losses)]  # of the same seeds
     apart = noise(base)
     if not losses or apart is None:
@@ -199,13 +199,13 @@ def longer_curves(journal: Journal, trained: Trained) -> dict[str, list[tuple[fl
 
 
 def _entries(journal: Journal, trained: Trained) -> list[Entry]:
-    """All seeds of all that was trained. Of a codec in step those of its own section, where there are any."""
-    codecs = {in_step(codec): journal.of(safe_name(trained, codec)) for codec in CODECS}
+    """All seeds of all that was trained. Of what may be safe those of its own section, where there are any."""
+    apart = {text_of(settings): journal.of(safe_name(trained, name)) for name, settings in SAFE_WAYS.items()}
     every = []
     for entry in journal.of(case_name(trained)):
-        figures = {name: losses for name, losses in entry.figures.items() if not codecs.get(name)}
+        figures = {name: losses for name, losses in entry.figures.items() if not apart.get(name)}
         every.append(replace(entry, figures=figures))
-    return [*every, *(entry for entries in codecs.values() for entry in entries)]
+    return [*every, *(entry for entries in apart.values() for entry in entries)]
 
 
 def curves_of(journal: Journal, trained: Trained) -> dict[str, list[tuple[float, float]]]:

@@ -232,7 +232,7 @@ def test_what_fast_comes_to_in_more_steps_is_told_beside_one_laptop(tmp_path: Pa
 def codec_entries(trained: target.Trained, codec: str, *ends: float) -> list[tuple[str, Figures]]:
     """Of several seeds, which begin at 3 and end after 64 steps."""
     curve = {"steps": [0.0, 64.0]}
-    return [(target.safe_name(trained, codec), curve | {target.in_step(codec): [3.0, end]}) for end in ends]
+    return [(target.safe_name(trained, codec), curve | {f"bsp {codec}": [3.0, end]}) for end in ends]
 
 
 def test_what_is_safe_is_judged_by_fp32_and_trained_in_a_section_of_its_own(tmp_path: Path) -> None:
@@ -255,9 +255,9 @@ def test_what_is_safe_is_judged_by_fp32_and_trained_in_a_section_of_its_own(tmp_
     assert found["fast"].losses == (1.0,)
 
 
-def test_every_codec_that_is_called_safe_is_trained_with_large_models_too() -> None:
-    safe = {tried.codec for tried, found in EVIDENCE.items() if found.quality is Quality.SAFE}
-    assert safe <= set(target.CODECS)
+def test_all_that_is_called_safe_is_trained_with_large_models_too() -> None:
+    safe = {f"{tried.sync} {tried.codec}" for tried, found in EVIDENCE.items() if found.quality is Quality.SAFE}
+    assert safe <= {text_of(settings) for settings in target.SAFE_WAYS.values()}
 
 
 def test_what_is_chosen_in_cells_that_were_drawn_is_beside_the_best_that_was_typed(tmp_path: Path) -> None:
