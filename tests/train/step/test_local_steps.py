@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from meshtrain.errors import NonFiniteGradient, UsageError
 from meshtrain.train.session import LearnerSession
+from meshwire.sync_modes.rate_rule import parse_rate_rule
 from meshwire.sync_modes.settings_changes import SettingsChange, SettingsChanges
 from tests.tiers import mostly_slow
 from tests.train.localdaemon import LocalDaemon
@@ -24,12 +26,15 @@ Make = Callable[[nn.Module], torch.optim.Optimizer]
 
 
 def local_sgd(make: Make, drawn: list[list[list[Batch]]], period: int) -> nn.Module:
-    """Stich 2019: H steps on each learner, then the mean of their weights, by samples.
+    """Stich 2019: H steps on each learner, then the mean of their weights, by samples. AdamW's are longer (O13).
 
     Args:
         drawn: batches by rank and epoch.
     """
     learners = [(model := net(), make(model)) for _ in drawn]
+    for _, optimizer in learners:
+        if isinstance(optimizer, torch.optim.AdamW):
+            optimizer.param_groups[0]["lr"] *= math.sqrt(len(drawn))
     for epoch in range(EPOCHS):
         for first in range(0, len(drawn[0][epoch]), period):
             for (model, optimizer), batches in zip(learners, drawn, strict=True):
@@ -151,8 +156,8 @@ def test_one_step_and_the_outer_step_are_nesterov_sgd() -> None:
 @pytest.mark.parametrize(("make", "norm"), [(adamw, False), (momentum, True)])
 @pytest.mark.parametrize("period", [1, 3, 8])
 def test_equal_data_on_all_learners_is_one_learner(make: Make, norm: bool, period: int) -> None:
-    """ALGORITHMS 2: for any H, and any optimizer, for all of their states stay equal. (Not BatchNorm under AdamW: the
-    gradient of the bias before it is rounding alone, whose sign AdamW follows.)"""
+    """ALGORITHMS 2: for any H, and any optimizer at the script's rate, for all of their states stay equal. (Not BatchNorm
+    under AdamW: the gradient of the bias before it is rounding alone, whose sign AdamW follows.)"""
     replicas = [net(norm=norm) for _ in range(2)]
 
     def script(session: LearnerSession, rank: int) -> None:
@@ -160,7 +165,7 @@ def test_equal_data_on_all_learners_is_one_learner(make: Make, norm: bool, perio
         for number in range(16):
             step(model, optimizer, batch(number))
 
-    with LocalDaemon(2, sync=f"local:{period}") as daemon:
+    with LocalDaemon(2, sync=f"local:{period}", scale_lr=parse_rate_rule("none")) as daemon:
         daemon.run(script)
         assert daemon.round == -(-16 // period)
     assert_equal(replicas)
