@@ -26,6 +26,7 @@ from meshtrain.packing.imports import uses_process_groups
 from meshtrain.packing.shipped_folders import DATA_FOLDER
 from meshtrain.packing.tree import scan
 from meshwire import limits
+from meshwire.planning.choose import NOTHING
 from meshwire.planning.mesh_plan import MeshPlan
 from meshwire.planning.network import Network, cables, cell
 from meshwire.planning.price import Pricing
@@ -87,11 +88,12 @@ def plan(
         prices = processor_prices([tried.codec for tried in EVIDENCE if recommendable(*tried)], data_dir, stages)
         pricing = Pricing(traced.measurement.manifest, prices.codecs)
         links, hubs = ([link for _, link in each] for each in (there.others, there.hubs))
-        mesh = MeshPlan(pricing, traced.step, links, work=prices.work, hubs=hubs)
+        size = traced.measurement.size
+        suiting = NOTHING.suiting(size.optimizer_of_torch)
+        mesh = MeshPlan(pricing, traced.step, links, suiting, prices.work, hubs=hubs)
         found = play(mesh, there, quality, mesh.groups(), stages)
         fast = mesh.best(mesh.everybody if found.choice is None else found.choice.others, Quality.FAST)
-        size, larger = traced.measurement.size, mesh.larger_batch(best_together(found))
-        rule = RULE_OF.get(size.optimizer) if size.optimizer_known else None
+        larger, rule = mesh.larger_batch(best_together(found)), RULE_OF.get(size.optimizer_of_torch or "")
         found = replace(found, fast=fast, larger=larger, rule=rule)
     told, line = reason(found), submit_line(found, script, args or (), typed_data, as_module=module)
     if json:
@@ -182,7 +184,8 @@ def whatif(
         pricing = Pricing(traced.measurement.manifest, prices.codecs)
         work = prices.work
         analysis = WhatIf(
-            pricing, traced.step, lambda count, bytes_s: replace(network(count, bytes_s), work=work), quality
+            *(pricing, traced.step, lambda count, bytes_s: replace(network(count, bytes_s), work=work), quality),
+            NOTHING.suiting(traced.measurement.size.optimizer_of_torch),
         )
         cells: list[Cell] = []
         for found in analysis.cells(rates, counts):

@@ -190,6 +190,7 @@ def find_choice(
         there = find_mesh(data_dir, False, stages, one_machine=one_machine)
         traced, busy = profile(shipped, data_dir, stages)
         manifest = traced.measurement.manifest
+        typed = replace(typed, pinned=typed.pinned.suiting(traced.measurement.size.optimizer_of_torch))
 
         def priced(wish: Quality) -> MeshPlan:
             candidates = wished(typed.pinned.settings(manifest), wish)

@@ -40,6 +40,11 @@ class ModelSize(Wire):
     optimizer_state: Bytes
     optimizer_known: bool
 
+    @property
+    def optimizer_of_torch(self) -> str | None:
+        """The optimizer's class, if it is one of torch.optim."""
+        return self.optimizer if self.optimizer_known else None
+
 
 class Measurement(Wire):
     """What a script has prepared; the dry run reads it from a file."""

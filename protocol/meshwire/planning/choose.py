@@ -16,6 +16,7 @@ from meshwire.planning.quality import EVIDENCE, Quality, Tried, recommendable
 from meshwire.planning.step_trace import StepTrace
 from meshwire.sync_modes.codec_for_mode import codec_of, suits
 from meshwire.sync_modes.mode import sync_settings
+from meshwire.sync_modes.rate_rule import RULE_OF
 
 LEVEL_PART = 0.03  # who is slower by less than this is as fast: the model is not more exact
 DEFAULT = ("fp32", "bsp")
@@ -62,6 +63,11 @@ class Pinned:
     topology: str | None = None
     of_gradients: bool = False
 
+    def suiting(self, optimizer: str | None) -> "Pinned":
+        """The same for scripts with this optimizer of torch.optim; None: it is none of these. Where nobody knows how
+        long local steps are to be (O13), periods were never tried, and only a person takes them."""
+        return self if self.sync is not None or optimizer in RULE_OF else replace(self, of_gradients=True)
+
     def settings(self, manifest: ModelManifest) -> list[JobSettings]:
         """Those that `submit` takes for this model and that have all that is pinned: of what was measured, and where
         nothing was, what `submit` itself would add. Raises ValueError where what is pinned is not legal."""
@@ -88,6 +94,9 @@ class Pinned:
             if (self.sync is None or tried.sync == mode.measured_as) and (self.codec is None or tried.codec == codec)
         ]
         return found or [Tried(codec, mode.text())]
+
+
+NOTHING = Pinned()
 
 
 def wished(settings: Sequence[JobSettings], quality: Quality) -> list[JobSettings]:

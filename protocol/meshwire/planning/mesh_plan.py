@@ -5,7 +5,17 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from meshwire.collectives.strategy import collective_for, topology_after, topology_by_way_of
-from meshwire.planning.choose import DEFAULT, LEVEL_PART, Pinned, given_up, job_settings, preferred, priced, wished
+from meshwire.planning.choose import (
+    DEFAULT,
+    LEVEL_PART,
+    NOTHING,
+    Pinned,
+    given_up,
+    job_settings,
+    preferred,
+    priced,
+    wished,
+)
 from meshwire.planning.measured_link import MeasuredLink, measured_network
 from meshwire.planning.network import USUAL_WORK, DaemonWork, Network
 from meshwire.planning.price import Binds, JobSettings, Price, Pricing
@@ -17,7 +27,6 @@ from meshwire.sync_modes.mode import sync_settings
 from meshwire.sync_modes.settings_changes import refusal_of_codec
 
 PAYS_FROM = 1.05  # of one alone: less is not worth a second laptop, and less than the prediction is sure of
-NOTHING = Pinned()
 EVERY_GROUP_OF = 4  # others: of more, the fastest one, two, three and so on
 ACCUMULATED = (2, 4, 8, 16)
 LARGER_FROM = 1.25  # of what the same devices do: a larger batch for less is not worth the word

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from meshwire.planning.choose import DEFAULT, chosen, job_settings, legal_settings, priced
+from meshwire.planning.choose import DEFAULT, NOTHING, Pinned, chosen, job_settings, priced
 from meshwire.planning.network import Network
 from meshwire.planning.price import Binds, JobSettings, Price, Pricing
 from meshwire.planning.quality import Quality
@@ -38,14 +38,17 @@ class WhatIf:
 
     Args:
         quality: that is wished for.
+        pinned: what comes into question.
     """
 
-    def __init__(self, pricing: Pricing, step: StepTrace, network_of: NetworkOf, quality: Quality) -> None:
+    def __init__(
+        self, pricing: Pricing, step: StepTrace, network_of: NetworkOf, quality: Quality, pinned: Pinned = NOTHING
+    ) -> None:
         self._pricing = pricing
         self._step = step
         self._network_of = network_of
         self.quality = quality
-        self._settings = [each for each in legal_settings(pricing.manifest) if pricing.knows(each.codec)]
+        self._settings = [each for each in pinned.settings(pricing.manifest) if pricing.knows(each.codec)]
         self._default = job_settings(*DEFAULT)
 
     def cells(self, rates: Sequence[float], peers: Sequence[int]) -> Iterator[Cell]:

@@ -156,7 +156,7 @@ def test_one_step_and_the_outer_step_are_nesterov_sgd() -> None:
 @pytest.mark.parametrize(("make", "norm"), [(adamw, False), (momentum, True)])
 @pytest.mark.parametrize("period", [1, 3, 8])
 def test_equal_data_on_all_learners_is_one_learner(make: Make, norm: bool, period: int) -> None:
-    """ALGORITHMS 2: for any H, and any optimizer at the script's rate, for all of their states stay equal. (Not BatchNorm
+    """ALGORITHMS 2: for any H and any optimizer, at the rate of the script: all their states stay equal. (Not BatchNorm
     under AdamW: the gradient of the bias before it is rounding alone, whose sign AdamW follows.)"""
     replicas = [net(norm=norm) for _ in range(2)]
 

@@ -83,12 +83,13 @@ TRAINED = (
 )
 # What `fast` may choose, or has chosen, is trained as long.
 TRAINED_FAST = (
-    Way("local:2 int4", "local:2", "int4"),
-    Way("local:4 nf4", "local:4", "nf4"),
+    *(Way(f"{sync} nf4", sync, "nf4") for sync in ("local:2", "local:4", "local:8")),
     *(Way(f"{sync} int8", sync, "int8") for sync in ("local:4", "local:8", "local:8,ssp:1")),
     *(Way(sync, sync) for sync in ("sparseloco:8", "sparseloco:8,ssp:1")),
     Way("bsp powersgd", codec="powersgd"),
 )
+# In step, in fewer steps whose rate falls to 0 as well: what a sample is worth is read off these.
+FEWER = (128, 192, 256, 384)
 EVERY_TRAINED = (*TRAINED, *TRAINED_FAST)
 # About how many seconds a case takes at each rate, daemons and learners started anew
 SECONDS = {
@@ -132,6 +133,11 @@ def loss_name(way: Way) -> str:
     return f"grid loss, {text_of(way.settings)}"
 
 
+def fewer_name(steps: int) -> str:
+    """The name under which the file keeps where bsp ends after fewer steps."""
+    return f"grid loss, bsp fp32, {steps} steps"
+
+
 ALONE, SOCKETS, PLANNED = "grid, no exchange", "grid, plain sockets", "grid, planned"
 
 
@@ -152,6 +158,7 @@ def sections(shared: LocalPlace) -> tuple[Section, ...]:
     def trained(ways: Sequence[Way]) -> tuple[Case, ...]:
         return tuple(Case(loss_name(way), 75 if way.sync == "bsp" else 55, _losses(shared, way)) for way in ways)
 
+    fewer = tuple(Case(fewer_name(steps), 75 * steps // STEPS, _losses(shared, TRAINED[0], steps)) for steps in FEWER)
     planned = Case(PLANNED, 120, _planned(shared))
     return (
         Section("grid-planned", f"{ABOUT} on four links, as planned", (planned,), repeats=1, expected=EXPECTED_PLAN),
@@ -163,7 +170,7 @@ def sections(shared: LocalPlace) -> tuple[Section, ...]:
             expected=EXPECTED_LOSS,
         ),
         Section(
-            *("fast-loss", "the same of what `fast` may choose", trained(TRAINED_FAST)),
+            *("fast-loss", "the same of what `fast` may choose, and of fewer steps", fewer + trained(TRAINED_FAST)),
             quiet=False,
             expected=EXPECTED_FAST,
         ),
@@ -250,10 +257,10 @@ def _utilisations(planners: Sequence[Planner]) -> Iterator[tuple[str, list[float
                     yield f"{figure}: {chosen}", [price.against_one]
 
 
-def _losses(shared: LocalPlace, way: Way) -> Callable[[int, bool], Figures]:
+def _losses(shared: LocalPlace, way: Way, steps: int = STEPS) -> Callable[[int, bool], Figures]:
     def measured(seed: int, short: bool) -> Figures:
         codec = "" if way.codec is None else way.codec
-        run = Run(TRAINED_ON, MEMBERS, f"{codec}@{way.sync}", seed, 32 if short else STEPS, cosine=True)
+        run = Run(TRAINED_ON, MEMBERS, f"{codec}@{way.sync}", seed, 32 if short else steps, cosine=True)
         trained = train(shared.daemons(), shared.folder(), run, 16 if short else EVERY)
         outcome = trained.outcome
         if outcome.error is not None or outcome.replicas_equal is not True:
