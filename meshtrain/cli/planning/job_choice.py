@@ -175,7 +175,7 @@ class FoundChoice:
 
 def best_together(planned: Planned) -> Option:
     """The chosen group, or the fastest where none is chosen."""
-    return planned.choice or max(planned.options, key=lambda option: option.price.samples_s)
+    return planned.choice or max(planned.options, key=lambda option: option.price.useful_samples_s)
 
 
 def find_choice(

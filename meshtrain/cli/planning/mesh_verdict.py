@@ -158,9 +158,16 @@ def reason(found: Planned) -> str:
     if found.choice is None:
         return _alone(found)
     choice, price = found.choice, found.choice.price
+    worth = price.settings.worth
+    faster, each = f"train {times(price.against_one)} as fast as", ""
+    if worth < 1.0:
+        faster, each = (
+            f"are at a loss {times(price.against_one)} as soon as",
+            f", each worth {worth:.2f} of one in step",
+        )
     text = (
-        f"{_names(found, choice)} together train {times(price.against_one)} as fast as one laptop alone "
-        f"({rate_text(price.samples_s)} samples/s, {rate_text(price.alone_samples_s)} alone), with "
+        f"{_names(found, choice)} together {faster} one laptop alone "
+        f"({rate_text(price.samples_s)} samples/s{each}, {rate_text(price.alone_samples_s)} alone), with "
         f"{typed_for(choice)}: a step mostly waits for {WAITS_FOR[choice.waits_for]}"
     )
     if choice.uneven:
@@ -169,8 +176,8 @@ def reason(found: Planned) -> str:
     if parts := price.settings.sync.fragments:
         mean, most = (human_bytes(round(each)) for each in (max(price.sent_bytes), price.burst_bytes))
         text += f"; a round is of one of {parts} parts and sends at most {most}, {mean} a step in the mean"
-    if price.settings.quality is Quality.FAST:
-        text += "; each sample brings less with these settings than in step, most so at first"
+    if not price.settings.measured:
+        text += "; how much a sample brings with these settings was not measured"
     everybody = max(found.options, key=lambda option: len(option.others))
     if everybody is not choice:
         text += f"; all {len(everybody.others) + 1} would do {times(everybody.price.against_one)}"
@@ -180,7 +187,7 @@ def reason(found: Planned) -> str:
 
 
 def _alone(found: Planned) -> str:
-    option = max(found.options, key=lambda option: option.price.samples_s)
+    option = max(found.options, key=lambda option: option.price.useful_samples_s)
     best, reached = option.price, typed_for(option)
     train = "Train alone" if not found.alone else f"Train alone on {found.devices[found.alone].name}, which is faster"
     typed = "" if reached == THE_DEFAULTS else f", with {reached}"
@@ -202,7 +209,7 @@ def _with_fast(found: Planned) -> str:
     now = found.choice.price.against_one if found.choice is not None else 1.0
     if price.against_one < PAYS_FROM * now:
         return ""
-    return f" With --quality fast: {times(price.against_one)}, of samples that bring less: {typed_for(found.fast)}."
+    return f" With --quality fast they are at a loss {times(price.against_one)} as soon: {typed_for(found.fast)}."
 
 
 def batch_notes(found: Planned) -> Iterator[str]:

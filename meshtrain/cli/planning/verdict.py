@@ -143,7 +143,7 @@ def _alone(whatif: WhatIf, cells: Sequence[Cell]) -> str | None:
     fast = whatif.best(nearest.bytes_s, peers, Quality.FAST)
     if fast.against_one < PAYS_FROM:
         return f"{text} --quality fast does not change that ({times(fast.against_one)})."
-    return f"{text} With --quality fast they do {times(fast.against_one)}, of samples that bring less: {flags(fast)}."
+    return f"{text} With --quality fast they are at a loss {times(fast.against_one)} as soon: {flags(fast)}."
 
 
 def _by_flags(price: Price) -> str:
@@ -181,6 +181,7 @@ def price_document(price: Price) -> dict[str, Any]:
         "quality": settings.quality.value,
         "step_s": price.step_s,
         "samples_s": price.samples_s,
+        "sample_worth": settings.worth,
         "against_one": price.against_one,
         "sent_bytes": max(price.sent_bytes),
         "received_bytes": max(price.received_bytes),

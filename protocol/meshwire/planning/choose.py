@@ -1,6 +1,5 @@
 """Which settings a job can have, what each would cost, and which of them to take."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -12,7 +11,7 @@ from meshwire.model.manifest import ModelManifest
 from meshwire.model.schedule import refusal
 from meshwire.planning.network import Network
 from meshwire.planning.price import JobSettings, Price, Pricing
-from meshwire.planning.quality import EVIDENCE, Quality, Tried, recommendable
+from meshwire.planning.quality import EVIDENCE, Quality, Tried
 from meshwire.planning.step_trace import StepTrace
 from meshwire.sync_modes.codec_for_mode import codec_of, suits
 from meshwire.sync_modes.mode import sync_settings
@@ -102,7 +101,7 @@ NOTHING = Pinned()
 def wished(settings: Sequence[JobSettings], quality: Quality) -> list[JobSettings]:
     """Those of the wished quality that we would recommend; where there are none, for something else was typed, those
     that give up least."""
-    good = [each for each in settings if quality.allows(each.quality) and _known(each)]
+    good = [each for each in settings if quality.allows(each.quality) and each.measured]
     if good or not settings:
         return good
     order = list(Quality)
@@ -113,15 +112,15 @@ def wished(settings: Sequence[JobSettings], quality: Quality) -> list[JobSetting
 def priced(
     pricing: Pricing, settings: Sequence[JobSettings], steps: Sequence[StepTrace], network: Network
 ) -> list[Price]:
-    """The fastest first. Of a codec whose price is not known none."""
+    """Those first that come to a loss soonest. Of a codec whose price is not known none."""
     prices = [pricing.price(each, steps, network) for each in settings if pricing.knows(each.codec)]
-    return sorted(prices, key=lambda price: -price.samples_s)
+    return sorted(prices, key=lambda price: -price.useful_samples_s)
 
 
 def chosen(prices: Sequence[Price], quality: Quality) -> Price:
     """The fastest of those that are wished for; of several that are as fast, to within what the model can tell, the one
     that gives up least, over the codec's usual topology. Raises ValueError when there is none."""
-    found = [price for price in prices if quality.allows(price.settings.quality) and _known(price.settings)]
+    found = [price for price in prices if quality.allows(price.settings.quality) and price.settings.measured]
     if not found:
         raise ValueError(f"none of {len(prices)} settings is {quality}")
     return preferred(found)
@@ -130,24 +129,16 @@ def chosen(prices: Sequence[Price], quality: Quality) -> Price:
 def preferred(prices: Sequence[Price]) -> Price:
     """The fastest; of several that are as fast, to within what the model can tell, the one that gives up least, over
     the codec's usual topology."""
-    most = max(price.samples_s for price in prices)
-    level = [price for price in prices if price.samples_s >= (1 - LEVEL_PART) * most]
+    most = max(price.useful_samples_s for price in prices)
+    level = [price for price in prices if price.useful_samples_s >= (1 - LEVEL_PART) * most]
     return min(level, key=_preference)
-
-
-def _known(settings: JobSettings) -> bool:
-    return recommendable(str(settings.codec), settings.sync.measured_as)
 
 
 def given_up(settings: JobSettings) -> tuple[int, float, bool]:
     """How much of the loss is given up: a key to sort by, the least first. Nothing where that is within the noise."""
-    quality, behind_nats = settings.quality, 0.0
-    if quality is Quality.FAST:
-        evidence = EVIDENCE.get(Tried(str(settings.codec), settings.sync.measured_as))
-        behind_nats = math.inf if evidence is None else evidence.behind_nats
-    return list(Quality).index(quality), behind_nats, str(settings.codec) != DEFAULT[0]
+    return list(Quality).index(settings.quality), -settings.worth, str(settings.codec) != DEFAULT[0]
 
 
 def _preference(price: Price) -> tuple[tuple[int, float, bool], bool, float]:
     other = price.settings.collective != collective_for(price.settings.codec)
-    return given_up(price.settings), other, -price.samples_s
+    return given_up(price.settings), other, -price.useful_samples_s

@@ -124,7 +124,7 @@ class MeshPlan:
         found = self._option(group, preferred(self._priced([*settings, *self._at_cables(settings, group)], group)))
         if by_hubs := self._priced(self._at_hubs(settings, group), group, hubs=True):
             best = self._option(group, preferred(by_hubs), hubs=True)
-            if best.price.samples_s >= (1 - LEVEL_PART) * found.price.samples_s:
+            if best.price.useful_samples_s >= (1 - LEVEL_PART) * found.price.useful_samples_s:
                 return best
         return found
 
@@ -139,7 +139,7 @@ class MeshPlan:
         prices = [self._priced([each], option.others, hubs=hubs)[0] for each in tried]
         most = max(price.samples_s for price in prices)
         found = next(price for price in prices if price.samples_s >= LARGER_ENOUGH * most)
-        now = max(option.price.samples_s, self.step_alone.samples_s)
+        now = max(option.price.useful_samples_s, self.step_alone.samples_s)
         return self._option(option.others, found, hubs=hubs) if found.samples_s >= LARGER_FROM * now else None
 
     def default(self, group: tuple[int, ...]) -> Option:
@@ -227,7 +227,7 @@ def _by_way_of(ranks: Sequence[int], settings: Sequence[JobSettings]) -> list[Jo
 def fastest(options: Sequence[Option]) -> Option | None:
     """The option to take: of those that are as fast, to within what the model can tell, the one with the fewest
     devices. None: one alone is faster, or hardly slower."""
-    most = max(option.price.samples_s for option in options)
-    level = [option for option in options if option.price.samples_s >= (1 - LEVEL_PART) * most]
-    best = min(level, key=lambda option: (len(option.others), -option.price.samples_s))
+    most = max(option.price.useful_samples_s for option in options)
+    level = [option for option in options if option.price.useful_samples_s >= (1 - LEVEL_PART) * most]
+    best = min(level, key=lambda option: (len(option.others), -option.price.useful_samples_s))
     return best if best.price.against_one >= PAYS_FROM else None

@@ -24,7 +24,7 @@ from meshwire.model.manifest import ModelManifest
 from meshwire.model.plan import Plan, plan_buckets
 from meshwire.planning.network import NO_WORK, Network
 from meshwire.planning.playback import BucketLoad, Playback, Played
-from meshwire.planning.quality import Quality, quality_of
+from meshwire.planning.quality import Quality, quality_of, recommendable, worth_of
 from meshwire.planning.step_trace import StepTrace
 from meshwire.sync_modes.mode import SyncSettings
 from meshwire.sync_modes.neighbours import Turn, neighbours, turns_in, value_bytes
@@ -84,6 +84,16 @@ class JobSettings:
         """What these settings do to the loss, as measured. The topology makes no difference but in rounding."""
         return quality_of(str(self.codec), self.sync.measured_as)
 
+    @property
+    def measured(self) -> bool:
+        """Whether it is known how soon such a job comes to a loss."""
+        return recommendable(str(self.codec), self.sync.measured_as)
+
+    @property
+    def worth(self) -> float:
+        """What a sample of such a job is worth, in samples of the exact mean, as measured."""
+        return worth_of(str(self.codec), self.sync.measured_as)
+
 
 @dataclass(frozen=True, slots=True)
 class Price:
@@ -114,9 +124,14 @@ class Price:
     processor_part: float
 
     @property
+    def useful_samples_s(self) -> float:
+        """Samples of the exact mean that would bring as much in a second: what settings are chosen by."""
+        return self.samples_s * self.settings.worth
+
+    @property
     def against_one(self) -> float:
-        """Samples a second, in those of the fastest member alone."""
-        return self.samples_s / self.alone_samples_s
+        """How many times as soon a loss is reached as by the fastest member alone, if equal samples bring it there."""
+        return self.useful_samples_s / self.alone_samples_s
 
 
 class Pricing:

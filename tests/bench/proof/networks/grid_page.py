@@ -6,7 +6,7 @@ from statistics import mean, median
 
 from meshwire.planning.mesh_plan import PAYS_FROM
 from tests.bench.journal import Entry, Journal, spread
-from tests.bench.proof.curves import mean_and_seeds, mean_curve, noise
+from tests.bench.proof.curves import mean_and_seeds, mean_curve, noise, steps_to
 from tests.bench.proof.networks.grid import (
     ABOUT,
     ALONE,
@@ -17,6 +17,7 @@ from tests.bench.proof.networks.grid import (
     EXPECTED_FAST,
     EXPECTED_LOSS,
     EXPECTED_PLAN,
+    FEWER,
     LOSS_PART,
     MBIT,
     MEMBERS,
@@ -29,6 +30,7 @@ from tests.bench.proof.networks.grid import (
     UTILISED,
     WAYS,
     Way,
+    fewer_name,
     loss_name,
     measured_name,
     planned_figure,
@@ -178,6 +180,19 @@ def within(journal: Journal, settings: str) -> bool | None:
     return mean(own) <= (1 + LOSS_PART) * mean(base) if own and base else None
 
 
+def worth(journal: Journal, settings: str) -> float | None:
+    """By which part of the steps synchronous AdamW, whose rate falls to 0 by then, is at the loss at which runs with
+    these settings end: at most 1. None: it was not measured, or they end behind the fewest steps that were."""
+    own, base = losses_of(journal, settings), losses_of(journal, BASE)
+    ends = [(float(steps), [one.figures["loss"][-1] for one in journal.of(fewer_name(steps))]) for steps in FEWER]
+    if not own or not base or not all(losses for _, losses in ends):
+        return None
+    curve = [*((steps, mean(losses)) for steps, losses in ends), (float(STEPS), mean(base))]
+    if mean(own) > curve[0][1]:
+        return None
+    return (steps_to(curve, mean(own)) or STEPS) / STEPS
+
+
 def _losses(journal: Journal) -> Iterator[str]:
     base = losses_of(journal, BASE)
     parameters = [value for way in EVERY_TRAINED for value in journal.figures(loss_name(way), "parameters")]
@@ -185,17 +200,23 @@ def _losses(journal: Journal) -> Iterator[str]:
     yield f"{size[0].upper()}{size[1:]} on the text of Python's standard library: {MEMBERS} real learners, {STEPS}"
     yield "steps each, AdamW at 2e-3 that rises in the first twentieth and falls to 0 by a cosine; the rate is bsp's,"
     yield "tuned for no other. *noise*: two standard errors of the difference of two means of bsp's seeds."
+    yield f"*worth*: by which part of the {STEPS} steps `bsp` is at this loss, with a schedule of so many steps"
+    yield f"({', '.join(map(str, FEWER))} were run, and between them it is a straight line): what a sample is worth when"
+    yield "a loss is to be reached, by which `--quality fast` chooses."
     yield from ("", f"**Expected.** {EXPECTED_LOSS} {EXPECTED_FAST}", "", f"![Loss by steps]({LOSS_PICTURE})", "")
-    yield from ("| | loss (seeds) | by bsp's | noise | within |", f"|{'---|' * 5}")
+    yield from ("| | loss (seeds) | by bsp's | noise | within | worth |", f"|{'---|' * 6}")
     for way in EVERY_TRAINED:
         own = losses_of(journal, text_of(way.settings))
         if not own or not base:
-            yield f"| `{way.name}` | not measured | | | |"
+            yield f"| `{way.name}` | not measured | | | | |"
             continue
         apart = noise(base)
         cells = [mean_and_seeds(own), f"{mean(own) / mean(base) - 1:+.2%}"]
         cells.append("-" if apart is None or own is base else f"{apart / mean(base):.2%}")
         cells.append("yes" if within(journal, text_of(way.settings)) else "**no**")
+        of_one = worth(journal, text_of(way.settings))
+        least = f"below {FEWER[0] / STEPS:g}" if journal.of(fewer_name(FEWER[0])) else "not measured"
+        cells.append(least if of_one is None else f"{of_one:.2f}")
         yield f"| `{way.name}` | {' | '.join(cells)} |"
     yield ""
 
