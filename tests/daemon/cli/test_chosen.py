@@ -118,7 +118,7 @@ def test_alone_without_a_terminal_where_that_is_faster(endpoint: Endpoint, mesh:
     assert who(body) == ((), 1, None)
     assert how(body) == ("bsp", None, None)
     assert "chosen: Train alone: one laptop is " in said
-    assert re.search(r" With --quality fast: 1\.\d+x, of samples that bring less: --sync \S+", said), (
+    assert re.search(r" With --quality fast they are at a loss 1\.\d+x as soon: --sync \S+", said), (
         "a person has to know what was left out"
     )
     assert "otherwise: python train.py trains here without a job, " in said

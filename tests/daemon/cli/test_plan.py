@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -260,12 +261,32 @@ def test_a_hub_is_in_the_plan_where_it_does_not_slow_the_laptops_down(mesh: Fake
 
 
 def test_what_fast_chooses_is_not_praised_for_its_samples_alone(mesh: FakeMesh) -> None:
-    """Each is worth less (grid.md, target.md): 3.7 times the samples are not 3.7 times as soon there."""
+    """Each is worth less (grid.md): 3.7 times the samples are not 3.7 times as soon at a loss."""
     mesh.mbit[BERT] = 20.0
-    said = "; each sample brings less with these settings than in step, most so at first"
-    assert said in document("--quality", "fast")["reason"]
+    found = document("--quality", "fast")
+    choice = found["choice"]
+    assert 0.5 < choice["sample_worth"] < 1.0
+    assert re.search(r" are at a loss \d\.\d+x as soon as one laptop alone \(", found["reason"])
+    assert f" samples/s, each worth {choice['sample_worth']:.2f} of one in step, " in found["reason"]
+    samples_s = choice["samples_s"] * choice["sample_worth"]
+    assert choice["against_one"] == pytest.approx(samples_s / found["alone_samples_s"])
     mesh.mbit[BERT] = 1000.0
-    assert said not in document("--measure")["reason"]
+    safe = document("--measure")
+    assert safe["choice"]["sample_worth"] == 1.0
+    assert " train 1." in safe["reason"]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_periods_are_for_optimizers_of_which_it_is_known_how_long_their_local_steps_are_to_be(
+    mesh: FakeMesh, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    """O13: with others, and with those that only have the name of one of torch's, a person alone takes them."""
+    mesh.mbit[BERT] = 20.0
+    found = traced()
+    size = found.measurement.size.model_copy(update={"optimizer_known": known})
+    script = found.model_copy(update={"measurement": found.measurement.model_copy(update={"size": size})})
+    monkeypatch.setattr(command, "trace", lambda *_: script)
+    assert document("--quality", "fast")["fast"]["sync"].startswith("local:") == known
 
 
 def test_rounds_go_by_the_laptop_on_a_cable_and_the_line_names_who_has_which_rank(mesh: FakeMesh) -> None:

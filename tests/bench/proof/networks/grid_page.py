@@ -201,8 +201,8 @@ def _losses(journal: Journal) -> Iterator[str]:
     yield "steps each, AdamW at 2e-3 that rises in the first twentieth and falls to 0 by a cosine; the rate is bsp's,"
     yield "tuned for no other. *noise*: two standard errors of the difference of two means of bsp's seeds."
     yield f"*worth*: by which part of the {STEPS} steps `bsp` is at this loss, with a schedule of so many steps"
-    yield f"({', '.join(map(str, FEWER))} were run, and between them it is a straight line): what a sample is worth when"
-    yield "a loss is to be reached, by which `--quality fast` chooses."
+    yield f"({', '.join(map(str, FEWER))} were run; between them it is a straight line): what a sample is worth when a"
+    yield "loss is to be reached, by which `--quality fast` chooses."
     yield from ("", f"**Expected.** {EXPECTED_LOSS} {EXPECTED_FAST}", "", f"![Loss by steps]({LOSS_PICTURE})", "")
     yield from ("| | loss (seeds) | by bsp's | noise | within | worth |", f"|{'---|' * 6}")
     for way in EVERY_TRAINED:
