@@ -2,9 +2,10 @@
 
 import pytest
 
-from meshwire.planning.choose import Pinned, legal_settings, wished
-from meshwire.planning.price import JobSettings
-from meshwire.planning.quality import EVIDENCE, Quality
+from meshwire.planning.choose import Pinned, chosen, job_settings, legal_settings, wished
+from meshwire.planning.price import JobSettings, Price
+from meshwire.planning.quality import WORTH, Quality, Tried
+from meshwire.sync_modes.rate_rule import RULE_OF
 from tests.wire.planning.test_mesh_plan import manifest
 
 MODEL = manifest(1_000_000)
@@ -20,7 +21,7 @@ def test_nothing_pinned_is_all_that_is_legal() -> None:
 
 def test_a_pinned_mode_keeps_the_codecs_that_were_measured_with_it() -> None:
     found = texts(Pinned(sync="local:8").settings(MODEL))
-    assert {codec for codec, _, _ in found} == {"fp32", "int8"}
+    assert {codec for codec, _, _ in found} == {"fp32", "int8", "nf4"}
     assert {sync for _, sync, _ in found} == {"local:8"}
 
 
@@ -57,6 +58,32 @@ def test_what_goes_with_rounds_of_gradients_alone_keeps_the_modes_that_have_them
     assert found < texts(Pinned().settings(MODEL))
 
 
+def test_of_other_optimizers_nobody_knows_how_long_local_steps_are_to_be() -> None:
+    """O13: periods are for a person to type then."""
+    for optimizer in ("Adagrad", None):
+        assert {sync for _, sync, _ in texts(Pinned().suiting(optimizer).settings(MODEL))} == {"bsp", "ssp:1", "ssp:2"}
+        assert Pinned(sync="local:8").suiting(optimizer).settings(MODEL)
+    for optimizer in RULE_OF:
+        assert Pinned().suiting(optimizer) == Pinned()
+
+
+def priced_at(samples_s: float, codec: str, sync: str) -> Price:
+    settings = job_settings(codec, sync)
+    return Price(settings, 4, 1.0, 1.0, samples_s, 10.0, (0.0,), (0.0,), 0.0, 0.0, 0.0)
+
+
+def test_what_is_soonest_at_a_loss_is_chosen_whatever_samples_it_takes_in() -> None:
+    """Each counts what it was worth, and safe ones in full."""
+    often, seldom = priced_at(30.0, "nf4", "local:4"), priced_at(33.0, "int8", "local:8,ssp:1")
+    assert often.settings.worth > 0.9 > 0.8 > seldom.settings.worth > 0.3
+    assert chosen([often, seldom], Quality.FAST) is often
+    assert often.against_one == pytest.approx(3.0 * often.settings.worth)
+    safe = priced_at(29.5, "nf4", "bsp")
+    assert chosen([often, seldom, safe], Quality.FAST) is safe, "as soon, and nothing is given up"
+    far = priced_at(29.5 / seldom.settings.worth * 1.2, "int8", "local:8,ssp:1")
+    assert chosen([often, safe, far], Quality.FAST) is far
+
+
 def test_what_is_not_legal_says_so() -> None:
     with pytest.raises(ValueError, match="fp8"):
         Pinned(codec="fp8").settings(MODEL)
@@ -71,6 +98,6 @@ def test_of_what_is_pinned_the_quality_is_no_question_but_of_the_rest_it_is() ->
     assert {sync for _, sync, _ in texts(wished(everything, Quality.EXACT))} == {"bsp"}
     far = Pinned(codec="onebit").settings(MODEL)
     assert wished(far, Quality.FAST) == far, "far behind, and still what was typed"
-    behind = {(tried.codec, tried.sync) for tried, found in EVIDENCE.items() if found.behind_nats > 0.2}
-    assert not {(codec, sync) for codec, sync, _ in texts(wished(everything, Quality.FAST))} & behind
+    for each in wished(everything, Quality.FAST):
+        assert each.quality is not Quality.FAST or Tried(str(each.codec), each.sync.text()) in WORTH
     assert wished([], Quality.SAFE) == []
