@@ -80,7 +80,7 @@ _ROWS = (
     ("int8", "local:8,ssp:1", _FAST, 0.0592, _CODECS),
     ("nf4", "local:2", _FAST, 0.0, _GRID),
     ("nf4", "local:4", _FAST, 0.0, _GRID),
-    ("nf4", "local:8", _FAST, 0.0, _GRID),
+    ("nf4", "local:4,ssp:1", _FAST, 0.0, _GRID),
     ("fp32", "diloco:8", _FAST, 0.1800, _CODECS),
     ("topk:0.015625,chunk=4096,decay=0.95,senders+2bit", "sparseloco:8", _FAST, 0.1064, _CODECS),
     ("topk:0.015625,chunk=4096,decay=0.95,senders+2bit", "sparseloco:8,ssp:1", _FAST, 0.1389, _CODECS),
@@ -102,11 +102,13 @@ EVIDENCE: Mapping[Tried, Evidence] = MappingProxyType(
 # By which part of the 512 steps of `grid.md` the exact mean, with a schedule of as many steps, is at the loss at which
 # this way ends: four laptops, the demo's GPT, AdamW.
 _WORTH = (
-    ("int8", "local:4", 0.96),
     ("nf4", "local:4", 0.97),
-    ("int8", "local:8", 0.90),
-    ("int8", "local:8,ssp:1", 0.66),
+    ("int8", "local:4", 0.96),
+    ("int8", "local:8", 0.88),
+    ("nf4", "local:4,ssp:1", 0.84),
     ("powersgd", "bsp", 0.73),
+    ("int8", "local:8,ssp:1", 0.65),
+    ("topk:0.015625,chunk=4096,decay=0.95,senders+2bit", "sparseloco:8", 0.63),
 )
 WORTH: Mapping[Tried, float] = MappingProxyType({Tried(codec, sync): worth for codec, sync, worth in _WORTH})
 

@@ -168,7 +168,7 @@ def test_train_alone_is_said_by_how_much_and_with_what_helps(mesh: FakeMesh) -> 
     (told,) = (line for line in shown.stderr.splitlines() if "Train alone" in line)
     assert "one laptop is " in told
     assert "times as fast as the best of all groups, with --codec" in told
-    assert "With --quality fast: 1." in told
+    assert "With --quality fast they are at a loss 1." in told
     assert "Run it: meshtrain submit --peers 1 train.py" in shown.stderr
     assert document("--quality", "exact")["choice"] is None
 

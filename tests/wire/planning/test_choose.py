@@ -21,7 +21,7 @@ def test_nothing_pinned_is_all_that_is_legal() -> None:
 
 def test_a_pinned_mode_keeps_the_codecs_that_were_measured_with_it() -> None:
     found = texts(Pinned(sync="local:8").settings(MODEL))
-    assert {codec for codec, _, _ in found} == {"fp32", "int8", "nf4"}
+    assert {codec for codec, _, _ in found} == {"fp32", "int8"}
     assert {sync for _, sync, _ in found} == {"local:8"}
 
 
