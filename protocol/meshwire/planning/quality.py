@@ -78,9 +78,8 @@ _ROWS = (
     ("int8", "local:8", _FAST, 0.0375, _CODECS),
     ("fp32", "local:8,ssp:1", _FAST, 0.0681, _CODECS),
     ("int8", "local:8,ssp:1", _FAST, 0.0592, _CODECS),
-    ("nf4", "local:2", _FAST, 0.0, _GRID),
-    ("nf4", "local:4", _FAST, 0.0, _GRID),
-    ("nf4", "local:4,ssp:1", _FAST, 0.0, _GRID),
+    ("nf4", "local:4", _FAST, 0.0210, _GRID),
+    ("nf4", "local:4,ssp:1", _FAST, 0.1348, _GRID),
     ("fp32", "diloco:8", _FAST, 0.1800, _CODECS),
     ("topk:0.015625,chunk=4096,decay=0.95,senders+2bit", "sparseloco:8", _FAST, 0.1064, _CODECS),
     ("topk:0.015625,chunk=4096,decay=0.95,senders+2bit", "sparseloco:8,ssp:1", _FAST, 0.1389, _CODECS),
@@ -105,10 +104,11 @@ _WORTH = (
     ("nf4", "local:4", 0.97),
     ("int8", "local:4", 0.96),
     ("int8", "local:8", 0.88),
-    ("nf4", "local:4,ssp:1", 0.84),
+    ("nf4", "local:4,ssp:1", 0.82),
     ("powersgd", "bsp", 0.73),
     ("int8", "local:8,ssp:1", 0.65),
     ("topk:0.015625,chunk=4096,decay=0.95,senders+2bit", "sparseloco:8", 0.63),
+    ("topk:0.015625,chunk=4096,decay=0.95,senders+2bit", "sparseloco:8,ssp:1", 0.64),
 )
 WORTH: Mapping[Tried, float] = MappingProxyType({Tried(codec, sync): worth for codec, sync, worth in _WORTH})
 

@@ -45,7 +45,7 @@ def _lines(journal: Journal) -> Iterator[str]:
     yield "shapes of the real models, gradients are noise, and computing is a stated time a step:"
     yield "; ".join(f"{model.about}, {1000 * model.step_s:g} ms" for model in MODELS) + "."
     yield "When this was measured `fast` went by samples a second. Now it counts what they are worth, too, and takes"
-    yield "shorter periods ([grid.md](grid.md#loss-at-equal-tokens)): measured are the settings that stand in the cells."
+    yield "shorter periods ([grid.md](grid.md#loss-at-equal-tokens)): measured are the settings that the cells name."
     yield "Speed in samples, not in loss: what `safe` and `fast` give up of that,"
     yield "[the guide](../../../deploy/guide/SETTINGS.md) says. *of one*: samples a second of all, in those of one"
     yield "laptop alone."
