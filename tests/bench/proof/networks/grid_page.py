@@ -46,11 +46,11 @@ SLOWEST, FASTEST = min(MBIT), max(MBIT)
 IN_THE_WAY = (
     "Bytes against loss. A step of 500 ms hides 3 MB each way at 50 Mbit/s: a 60th of what a ring moves of 30.8 M "
     "values in fp32. In step int8, int4 and int4:sr are within half a percent after 512 steps, and move 7 to 15 times "
-    "that. local:4 with nf4 moves twice that, with nothing computed meanwhile, and is 1 % behind; local:8 with int8 is "
-    "5 %. What overlaps as well is further: local:4,ssp:1 7 %, local:8,ssp:1 14 %; so are powersgd, 11 %, and what sends "
-    "a hundredth or has outer momentum, of which there are 4 to 64 rounds. Where `auto, fast` loses its last part of the "
-    "compute: of 0.62 s a step 0.05 are its daemon's, which shares the learners' cores here, and the learner itself "
-    "encodes for some ms behind each period."
+    "that. local:4 with nf4 moves twice that, while nobody computes, and is 1 % behind; local:8 with int8 is 5 %. "
+    "What overlaps as well is further behind, local:4,ssp:1 by 7 %, local:8,ssp:1 by 14 %; so are powersgd, by 11 %, "
+    "and what sends a hundredth or has outer momentum, of which there are 4 to 64 rounds. Where `auto, fast` loses "
+    "its last part of the compute: of 0.62 s a step 0.05 are its daemon's, which shares the learners' cores here, and "
+    "the learner itself encodes for some ms behind each period."
 )
 
 
