@@ -104,11 +104,13 @@ def _lines(journal: Journal) -> Iterator[str]:
 def _safe_cells(losses: list[float], base: list[float]) -> list[str]:
     base = base[: len(losses)]  # of the same seeds
     apart = noise(base)
-    if not losses or apart is None:
+    if not losses or not base:
         return ["not measured", "", "", ""]
     if losses == base:
         return [mean_and_seeds(losses), "", "", ""]
     behind = mean(losses) - mean(base)
+    if apart is None:
+        return [mean_and_seeds(losses), f"{behind:+.3f}", "one seed", ""]
     return [mean_and_seeds(losses), f"{behind:+.3f}", f"{apart:.3f}", "yes" if behind <= apart else "**no**"]
 
 
