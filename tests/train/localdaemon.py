@@ -6,7 +6,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -52,11 +52,14 @@ from meshwire.model.manifest import first_difference
 from meshwire.model.plan import plan_buckets
 from meshwire.sync_modes.mode import SyncSettings, sync_settings
 from meshwire.sync_modes.neighbours import NEIGHBOURS_MAX, Turn, neighbours
+from meshwire.sync_modes.rate_rule import RateRule
 from tests.train.localrounds import LocalRounds, Values
 
 JOB = "1kx3m9q2v7bd"
 NAMES = ("anna", "bert", "cleo", "dora")
 WAIT_TIMEOUT_S = 30.0
+AT_THE_SCRIPTS_RATE: Mapping[str, Any] = {"scale_lr": RateRule(kind="none")}
+"""Where local steps are compared with a definition that knows nothing of O13."""
 
 T = TypeVar("T")
 

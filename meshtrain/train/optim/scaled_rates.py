@@ -66,7 +66,7 @@ class ScaledRates:
     """
 
     def __init__(self, rule: RateRule | None, space: SampleSpace | None = None, learners: int = 1) -> None:
-        self.rule = rule
+        self.rule = None if rule is None or rule.kind == "none" else rule
         self._epoch = None if space is None or space.whole_batches else space.total * learners
         self.newest = 1.0
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from meshtrain.train.partial.mask_choice import largest, moved
 from meshtrain.train.session import LearnerSession
 from meshwire.model.masks import MaskSettings, split
-from tests.train.localdaemon import LocalDaemon
+from meshwire.sync_modes.mode import sync_settings
+from tests.train.localdaemon import AT_THE_SCRIPTS_RATE, LocalDaemon
 from tests.train.replicas import assert_equal
 
 MEMBERS, ROUNDS = 2, 8
@@ -90,7 +91,7 @@ def train(
         session.prepare(model, trained.optimizer)
         if rank == 0:
             prepared(daemon)
-        for step, _ in enumerate(session.steps(ROUNDS), after):
+        for step, _ in enumerate(session.steps(ROUNDS * sync_settings(sync).round_steps), after):
             trained.optimizer.zero_grad()
             backward(model, rank, step)
             session.clip_grad_norm_(model.parameters(), max_norm)
@@ -100,7 +101,7 @@ def train(
         session.finish()
         return trained
 
-    with LocalDaemon(MEMBERS, masks=masks, sync=sync, **spec) as daemon:
+    with LocalDaemon(MEMBERS, masks=masks, sync=sync, **AT_THE_SCRIPTS_RATE, **spec) as daemon:
         before(daemon)
         ranks = daemon.run(script)
         assert daemon.hashes

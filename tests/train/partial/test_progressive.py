@@ -14,7 +14,8 @@ from meshtrain.train.partial.progressive import Progressive
 from meshtrain.train.session import LearnerSession
 from meshtrain.train.single import SingleProcess
 from meshwire.model.plan import aligned
-from tests.train.localdaemon import LocalDaemon
+from meshwire.sync_modes.mode import sync_settings
+from tests.train.localdaemon import AT_THE_SCRIPTS_RATE, LocalDaemon
 
 EVERY, WARMUP = 4, 2
 
@@ -92,11 +93,11 @@ def job(make: Any, rounds: int, members: int = 2, **spec: Any) -> tuple[LocalDae
     def script(session: LearnerSession, rank: int) -> None:
         model, optimizer = session.prepare(models[rank], make(models[rank]))
         seen[rank].append(state(model, optimizer))
-        for number in session.steps(rounds):
+        for number in session.steps(rounds * sync_settings(spec.get("sync", "bsp")).round_steps):
             step(model, optimizer, 10 * number + rank, keep=True)
             seen[rank].append(state(model, optimizer))
 
-    with LocalDaemon(members, **spec) as daemon:
+    with LocalDaemon(members, **AT_THE_SCRIPTS_RATE, **spec) as daemon:
         daemon.run(script)
     return daemon, models, seen
 

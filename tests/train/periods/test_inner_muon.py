@@ -19,7 +19,7 @@ from meshtrain.train.session import LearnerSession
 from meshtrain.train.step.preparation import check_optimizer, describe_model
 from meshwire.codecs.registry import FP32
 from meshwire.sync_modes.mode import sync_settings
-from tests.train.localdaemon import LocalDaemon
+from tests.train.localdaemon import AT_THE_SCRIPTS_RATE, LocalDaemon
 
 RATE, DECAY, PERIOD, STEPS, MEMBERS = 0.02, 0.1, 2, 8, 2
 # Relative. A sum in another order may round one value to another bfloat16: a millionth more of momentum moves a matrix
@@ -60,7 +60,7 @@ def trained(*, scheduled: bool) -> list[nn.Sequential]:
             if schedule is not None:
                 schedule.step()
 
-    with LocalDaemon(MEMBERS, sync=SETTINGS.text()) as daemon:
+    with LocalDaemon(MEMBERS, sync=SETTINGS.text(), **AT_THE_SCRIPTS_RATE) as daemon:
         daemon.run(script)
     return replicas
 

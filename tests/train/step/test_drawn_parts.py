@@ -10,7 +10,7 @@ from meshtrain.errors import NotSupported
 from meshtrain.train.session import LearnerSession
 from meshwire.model.drawn_parts import DrawnParts
 from meshwire.model.manifest import TensorSpec
-from tests.train.localdaemon import LocalDaemon
+from tests.train.localdaemon import AT_THE_SCRIPTS_RATE, LocalDaemon
 from tests.train.partsinturns import Make, batch_of, trained, whole_epochs
 from tests.train.replicas import adamw, assert_equal, distance, net, sgd, step
 
@@ -68,7 +68,7 @@ def sparta(make: Make, steps: int, h: int, parts: int, members: int = 2, seed: i
 )
 def test_they_are_sparta(make: Make, h: int, parts: int, steps: int) -> None:
     """To the end of the script, where all replicas are the base, and no local step is missing in it."""
-    models = trained(make, steps, sync=f"local:{h},stream={parts},random")
+    models = trained(make, steps, sync=f"local:{h},stream={parts},random", **AT_THE_SCRIPTS_RATE)
     assert distance(models[0], sparta(make, steps, h, parts)) <= TOLERANCE
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from meshtrain.train.periods import mixed_weights
 from meshtrain.train.session import LearnerSession
 from meshwire.sync_modes.neighbours import Turn, neighbours
-from tests.train.localdaemon import LocalDaemon
+from tests.train.localdaemon import AT_THE_SCRIPTS_RATE, LocalDaemon
 from tests.train.replicas import adamw, assert_equal, distance, momentum, net, sgd
 
 TOLERANCE = 1e-6  # relative: differences of weights round otherwise than weights do
@@ -68,7 +68,7 @@ def trained(
             if watched is not None:
                 watched[rank, number] = copy.deepcopy(replicas[rank])
 
-    with LocalDaemon(members, **spec) as daemon:
+    with LocalDaemon(members, **AT_THE_SCRIPTS_RATE, **spec) as daemon:
         daemon.loses = loses
         daemon.run(script)
         assert all(len(set(ranks.values())) == 1 for ranks in daemon.hashes.values()), "O9: base hashes"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from meshtrain.train.session import LearnerSession
 from meshwire.messages.learner import EndPeriod
 from tests.tiers import mostly_slow
-from tests.train.localdaemon import LocalDaemon
+from tests.train.localdaemon import AT_THE_SCRIPTS_RATE, LocalDaemon
 from tests.train.replicas import adamw, assert_equal, distance, net, sgd
 
 TOLERANCE = 1e-6  # relative: differences of weights round otherwise than weights do
@@ -40,7 +40,7 @@ def trained(make: Make, steps: int, *, members: int = 2, norm: bool = False, **s
         for number in range(steps):
             step(model, optimizer, rank, number)
 
-    with LocalDaemon(members, **spec) as daemon:
+    with LocalDaemon(members, **AT_THE_SCRIPTS_RATE, **spec) as daemon:
         daemon.run(script)
         assert all(len(set(ranks.values())) == 1 for ranks in daemon.hashes.values()), "O9: base hashes"
     assert_equal(replicas)

@@ -12,7 +12,7 @@ from meshtrain.errors import NonFiniteGradient, NotSupported
 from meshtrain.train.session import LearnerSession
 from meshwire.model.masks import MaskSettings
 from tests.tiers import mostly_slow
-from tests.train.localdaemon import LocalDaemon
+from tests.train.localdaemon import AT_THE_SCRIPTS_RATE, LocalDaemon
 from tests.train.partsinturns import EPOCHS, Make, batch_of, trained, whole_epochs
 from tests.train.replicas import adamw, assert_equal, distance, net, sgd, step
 
@@ -98,7 +98,8 @@ def streamed(
 )
 def test_they_are_streaming_diloco(make: Make, h: int, parts: int, tau: int, steps: int) -> None:
     """Whether the script ends behind a period or within one: the model is then the base, and all local steps are in."""
-    models = trained(make, steps, sync=f"diloco:{h},stream={parts}" + (f",tau={tau}" if tau else ""))
+    sync = f"diloco:{h},stream={parts}" + (f",tau={tau}" if tau else "")
+    models = trained(make, steps, sync=sync, **AT_THE_SCRIPTS_RATE)
     assert distance(models[0], streamed(make, steps, h, parts, tau)) <= 10 * TOLERANCE
 
 

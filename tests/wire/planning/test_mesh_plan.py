@@ -284,7 +284,7 @@ def test_codecs_that_a_job_cannot_go_over_to_or_from_are_not_forecast() -> None:
     forecast = mesh.forecast(bsp, Quality.FAST)
     assert forecast is not None
     names = [each.codec for each in forecast.codecs]
-    assert {"topk:0.1", "onebit:40", "qsgd"} <= {*names}
+    assert {"fp16", "int8", "nf4"} <= {*names}
     assert not {"powersgd", "lgc", "dgc"} & {*names}
     lowrank = replace(option, price=replace(option.price, settings=job_settings("powersgd", "bsp")))
     assert mesh.forecast(lowrank, Quality.FAST) is None

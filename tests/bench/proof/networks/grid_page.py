@@ -62,7 +62,12 @@ def page(journal: Journal) -> str:
 def _lines(journal: Journal) -> Iterator[str]:
     yield from ("# Others' grid: four machines, four links", "", "```")
     yield "python -m tests.bench.proof grid-planned grid grid-periods   # on a machine that does nothing else"
-    yield from ("python -m tests.bench.proof grid-loss fast-loss", "python -m tests.bench.proof --page", "```", "")
+    yield from (
+        "python -m tests.bench.proof grid-loss fast-loss fewer-loss",
+        "python -m tests.bench.proof --page",
+        "```",
+        "",
+    )
     parameters = journal.figures(PLANNED, "parameters")
     yield f"[diloco-measured](https://github.com/Adnan082/diloco-measured) trained {ABOUT} on {MEMBERS} machines whose"
     yield "links were shaped. Theirs: DDP, and DiLoCo with fp32 and without overlap; no DiLoCo run of theirs reached"
