@@ -138,7 +138,7 @@ def test_json_has_every_figure_with_its_unit() -> None:
     assert (found["mbit"], found["peers"]) == (20, 2)
     assert found["default"]["sent_bytes"] == pytest.approx(4 * VALUES, rel=0.01)
     assert found["default"]["sync"] == "bsp"
-    assert found["best"]["sync"] == "local:4,ssp:1"
+    assert found["best"]["sync"] == "local:8,ssp:1"
     assert 0.5 < found["best"]["sample_worth"] < 1.0
     assert found["best"]["samples_s"] > 1.9 * document["alone_samples_s"]
     assert found["best"]["against_one"] == pytest.approx(
