@@ -2832,8 +2832,8 @@ BUGS: tuple[Bug, ...] = (
         "quality-forgotten",
         "meshwire.planning.choose",
         "wished",
-        "quality.allows(each.quality) and _known(each)",
-        "_known(each)",
+        "quality.allows(each.quality) and each.measured",
+        "each.measured",
         f"{WIRE}/planning/test_choose.py -k quality_is_no_question",
     ),
     Bug(

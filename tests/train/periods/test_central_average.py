@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from meshtrain.train.session import LearnerSession
 from meshwire.sync_modes.mode import SMA_MOMENTUM
 from tests.tiers import mostly_slow
-from tests.train.localdaemon import LocalDaemon
+from tests.train.localdaemon import AT_THE_SCRIPTS_RATE, LocalDaemon
 from tests.train.replicas import Batch, adamw, assert_equal, batch, distance, momentum, net, sgd, step
 
 TOLERANCE = 1e-6  # relative: w - z rounds once in fp32, and so does each step of it
@@ -77,7 +77,7 @@ def epochs_of(make: Make, members: int, total: int, **spec: Any) -> tuple[LocalD
         own[rank].load_state_dict(model.state_dict())
         return drawn
 
-    with LocalDaemon(members, **spec) as daemon:
+    with LocalDaemon(members, **AT_THE_SCRIPTS_RATE, **spec) as daemon:
         drawn = daemon.run(script)
         assert daemon.hashes
         assert all(len(of) == members and len(set(of.values())) == 1 for of in daemon.hashes.values())
