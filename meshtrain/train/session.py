@@ -159,10 +159,9 @@ class LearnerSession:
         self._prepared = True
         if prepared.of_muon and self.rank == 0:
             log.warning("--sync %s: %s", spec.sync.text(), what_is_muons(model, prepared.of_muon))
-        if spec.sync.period and spec.scale_lr is None and self.rank == 0:
-            learners = spec.learners * sum(not one.hub for one in self._welcome.members)
-            if (longer := what_is_longer(optimizer, learners)) is not None:
-                log.warning("--sync %s: %s", spec.sync.text(), longer)
+        longer = what_is_longer(optimizer, self.world_size) if spec.sync.period and spec.scale_lr is None else None
+        if longer is not None and self.rank == 0:
+            log.warning("--sync %s: %s", spec.sync.text(), longer)
         samples = StepSamples(deal)
         self._engine = start_engine(prepared, scaler, samples, self._welcome, self._environment, self._channel)
         return samples

@@ -155,12 +155,12 @@ class Sent:
 
 
 def rounds(run: Run) -> int:
-    """That a job has."""
+    """That a job has, but for a last one that is shorter."""
     return rounds_of(run.sync, run.steps)
 
 
 def rounds_of(sync: str, steps: int) -> int:
-    """How many rounds so many steps of each learner make."""
+    """How many whole rounds so many steps of each learner make; behind them a job may have a shorter one."""
     mode = sync_settings(sync)
     first = min(steps, mode.after)
     return first + (steps - first) // mode.round_steps

@@ -43,7 +43,7 @@ class Case:
     name: str
     options: dict[str, str]
     slowness: tuple[float, ...]
-    rounds: int
+    steps: int
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def measure_slow(daemons: list[StationDaemon], folder: Path, fast_step_s: float,
     for case in cases():
         if only not in case.name:
             continue
-        done = run(daemons, folder, script(case.slowness, case.rounds), **case.options)
+        done = run(daemons, folder, script(case.slowness, case.steps), **case.options)
         speeds = done.speeds()
         shares = [speed / (own / slowness) for speed, slowness in zip(speeds, case.slowness, strict=True)]
         of_sum = sum(speeds) / sum(own / slowness for slowness in case.slowness)

@@ -57,7 +57,7 @@ class ScaledRates:
     """What the rates of one learner's optimizer are multiplied by.
 
     Args:
-        rule: of the job; None: by nothing.
+        rule: of the job; None, or `none`, which is all that there is with a period (O13): by nothing.
         space: what the prepared loader reads; None: there is none, and each step counts as one sample.
         learners: of each device, which share each unit that is dealt (R6).
 

@@ -81,7 +81,7 @@ def start_engine(
     muon = inner_muon(prepared.optimizer, prepared.of_muon)
     state = ReplicaState(tensors, prepared.optimizer, means.masks, outer, muon)
     kept = _kept_state(environment.kept_fd, spec, means, prepared.optimizer)
-    rates = ScaledRates(None if sync.period else spec.scale_lr, samples.space, spec.learners)
+    rates = ScaledRates(spec.scale_lr, samples.space, spec.learners)
     # A saved state may hold more: what its writer's scheduler has added.
     options = LeaderOptions(prepared.optimizer, rates)
     progress = _agree_on_state(channel, state, kept)

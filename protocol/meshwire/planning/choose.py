@@ -135,8 +135,10 @@ def preferred(prices: Sequence[Price]) -> Price:
 
 
 def given_up(settings: JobSettings) -> tuple[int, float, bool]:
-    """How much of the loss is given up: a key to sort by, the least first. Nothing where that is within the noise."""
-    return list(Quality).index(settings.quality), -settings.worth, str(settings.codec) != DEFAULT[0]
+    """How much of the loss is given up: a key to sort by, the least first. Nothing where that is within the noise, and
+    the most where nobody knows."""
+    worth = settings.worth if settings.measured else 0.0
+    return list(Quality).index(settings.quality), -worth, str(settings.codec) != DEFAULT[0]
 
 
 def _preference(price: Price) -> tuple[tuple[int, float, bool], bool, float]:
