@@ -83,7 +83,7 @@ TRAINED = (
 )
 # What `fast` may choose, or has chosen, is trained as long.
 TRAINED_FAST = (
-    *(Way(f"{sync} nf4", sync, "nf4") for sync in ("local:4", "local:4,ssp:1")),
+    *(Way(f"{sync} nf4", sync, "nf4") for sync in ("local:2", "local:4", "local:4,ssp:1")),
     *(Way(f"{sync} int8", sync, "int8") for sync in ("local:4", "local:8", "local:8,ssp:1")),
     *(Way(sync, sync) for sync in ("sparseloco:8", "sparseloco:8,ssp:1")),
     Way("bsp powersgd", codec="powersgd"),

@@ -53,7 +53,7 @@ EXPECTED = (
 EXACT = "fp32"
 CODECS = (EXACT, "int8", "int8:sr", "int4", "int4:sr", "nf4")
 """In step: the exact mean, and what is safe on the small models of `codecs.md`."""
-PERIODS = (("local:4", "nf4"), ("local:4,ssp:1", "nf4"))
+PERIODS = (("local:2", "nf4"), ("local:4", "nf4"))
 """A round in several steps, where it may be safe: tried as codecs in step are."""
 FAST_WAYS = (("local:8,ssp:1", "int8"), ("sparseloco:8,ssp:1", None))
 LONGER = 4
