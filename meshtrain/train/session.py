@@ -25,7 +25,7 @@ from meshtrain.train.logged_values import numbers_of
 from meshtrain.train.model.joint_optimizer import JointOptimizer
 from meshtrain.train.optim.early_scheduler import warn_of_early_scheduler
 from meshtrain.train.periods.inner_muon import what_is_muons
-from meshtrain.train.periods.local_rates import what_is_longer
+from meshtrain.train.periods.local_rates import local_steps_longer, what_is_longer
 from meshtrain.train.single import local_data_dir
 from meshtrain.train.step.engine import Engine
 from meshtrain.train.step.preparation import check_optimizer, describe_model
@@ -159,7 +159,7 @@ class LearnerSession:
         self._prepared = True
         if prepared.of_muon and self.rank == 0:
             log.warning("--sync %s: %s", spec.sync.text(), what_is_muons(model, prepared.of_muon))
-        longer = what_is_longer(optimizer, self.world_size) if spec.sync.period and spec.scale_lr is None else None
+        longer = what_is_longer(optimizer, self.world_size) if local_steps_longer(spec, prepared.of_muon) else None
         if longer is not None and self.rank == 0:
             log.warning("--sync %s: %s", spec.sync.text(), longer)
         samples = StepSamples(deal)

@@ -17,7 +17,6 @@ from meshtraind.recovery.hub_states import HubStates
 from meshtraind.recovery.state_donor import StateDonor
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session.barriers import Barriers
-from meshtraind.session.codec_choice import CodecChoice
 from meshtraind.session.course import SAVE_EVERY_S, CourseKeeper, save_course
 from meshtraind.session.invitations import Inviter
 from meshtraind.session.learner_handler import LearnerHandler
@@ -26,6 +25,7 @@ from meshtraind.session.membership_host import JobPlace, MembershipHost
 from meshtraind.session.membership_recorder import MembershipRecorder, membership_trace
 from meshtraind.session.metrics import MetricsKeeper
 from meshtraind.session.rounds_factory import RoundsFactory
+from meshtraind.session.settings_choice import SettingsChoice, wish_for
 from meshtraind.session.worlds import SURE_TO_FAIL, Worlds
 from meshtraind.storage.checkpoint_store import CheckpointStore
 from meshtraind.storage.cleanup import STATE
@@ -113,7 +113,7 @@ class JobSession:
         self._barriers = Barriers(job, self._send)
         self._metrics = MetricsKeeper(links)
         self.course = CourseKeeper(node, job)
-        self._choice = CodecChoice(job)
+        self._choice = SettingsChoice(job)
         self._changing = False  # other settings were asked for here, and are waited for
         self._tasks = TaskSet(f"job {job.spec.job}", self._task_failed)
         self.maker = RoundsFactory(job, links, rtt_s, Timeouts(patience_s=node.patience_s).stall_s)
@@ -787,7 +787,7 @@ class JobSession:
         while True:
             self.tell_report()
             summary = self.job.summary()
-            self._choose_codec(summary)
+            self._choose_settings(summary)
             await self._keep_course(summary, SAVE_EVERY_S)
             self.learner.sign_of_life()
             await self._end_if_it_hangs()
@@ -796,24 +796,25 @@ class JobSession:
             self.passage.look_for_stalls()
             await asyncio.sleep(REPORT_INTERVAL_S)
 
-    def _choose_codec(self, summary: JobSummary) -> None:
-        """Has all go over to another codec, where the links are not what the job was planned for."""
+    def _choose_settings(self, summary: JobSummary) -> None:
+        """Has all go over to another codec or period, where the links are not what the job was planned for."""
         if self._changing:
             return
         found = self._choice.look(summary, self._metrics.step, time.monotonic())
         if found is None:
             return
+        wish = wish_for(found.settings)
         log.warning(
-            "job %s: %s: a step takes %.3g s; with --codec %s it is expected to take %.3g s, and is asked for",
-            *(self.job.spec.job, found.why.value, found.step_s, found.codec, found.expected_s),
+            "job %s: %s: a step takes %.3g s; with %s it is expected to take %.3g s, which is asked for",
+            *(self.job.spec.job, found.why.value, found.step_s, wish.text(), found.expected_s),
         )
-        self._tasks.spawn(self._take_chosen(found.codec), "go over to another codec")
+        self._tasks.spawn(self._take_chosen(wish), "go over to other settings")
 
-    async def _take_chosen(self, codec: str) -> None:
+    async def _take_chosen(self, wish: SettingsWish) -> None:
         try:
-            await self.change_settings(SettingsWish(codec=codec, by="plan"))
+            await self.change_settings(wish)
         except RequestFailed as error:
-            log.warning("job %s stays with its codec: %s", self.job.spec.job, error)
+            log.warning("job %s stays as it is: %s", self.job.spec.job, error)
 
     async def _keep_course(self, summary: JobSummary, every_s: float) -> None:
         self.course.look(summary, time.time())

@@ -76,7 +76,7 @@ class FoundChoice:
     """What was planned for a job, and what follows from it.
 
     Attributes:
-        forecast: of the best group, by which the job goes over to another codec by itself; None: it does not.
+        forecast: of the best group, by which the job goes over to another codec or period by itself; None: it does not.
         typed: by the person.
         runs: the script without a job, as it is typed.
         notes: for the person, before what is chosen.
@@ -214,7 +214,7 @@ def find_choice(
     except (CliError, RequestError, OSError) as problem:  # no answer in time and a full disk, too
         raise NotChosen(_in_a_line(str(problem))) from None
     others = [peer for peer, _ in there.others]
-    forecast = mesh.forecast(best_together(planned), quality) if typed.pinned.codec is None else None
+    forecast = mesh.forecast(best_together(planned), quality)
     return FoundChoice(
         planned,
         forecast,

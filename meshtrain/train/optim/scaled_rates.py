@@ -104,8 +104,8 @@ def rates_times(optimizer: Optimizer, factor: float) -> Iterator[None]:
         yield
         if [_rate(group["lr"]) for group in optimizer.param_groups] != scaled:
             raise UsageError(
-                "a hook of optimizer.step() sets the learning rate, which is multiplied for that step (--scale-lr): "
-                "set it behind the step, or submit with --scale-lr none"
+                "a hook of optimizer.step() sets the learning rate, which meshtrain multiplies for that step, by the "
+                "learners in a round: set it behind optimizer.step(), or submit with --scale-lr none"
             )
     finally:
         for group, rate in zip(optimizer.param_groups, own, strict=True):

@@ -8,25 +8,43 @@ change has come only 1/sqrt(m) as far, for the same samples. Local steps at sqrt
 far as all is noise, the mean then moves as far as steps on the mean would, and as much noise is left in it. It is the
 square root rule (Malladi et al. 2022, "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms", arXiv
 2205.10287) read from the other side. SGD's steps are as long as its gradients: their mean is the step on the mean, and
-nothing is to be made up for.
+nothing is to be made up for. Nor of the decay of weights that is no gradient's (AdamW, Loshchilov and Hutter 2019),
+which is alike in all steps and stays what it is: rate times decay.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
+import torch
 from torch.optim import Optimizer
 
 from meshtrain.train.optim.optimizer_step import OptimizerStep
 from meshtrain.train.optim.scaled_rates import BY_SIZE, rates_times
+from meshwire.messages.job import JobSpec
 
 
-class NewestRound(Protocol):
-    """The newest round that a learner has taken into its base."""
+class RoundsTakenIn(Protocol):
+    """The rounds that a learner has taken into its base."""
+
+    @property
+    def applied(self) -> int:
+        """The newest one's number, by whomever it was taken in; 0 at the beginning of the job."""
 
     @property
     def contributors(self) -> int:
-        """How many devices it is of; 0 before the first one."""
+        """How many devices the newest one is of that this process has taken in, and that was anybody's; else 0."""
+
+
+def local_steps_longer(spec: JobSpec, of_muon: Sequence[object]) -> bool:
+    """Whether a job's local steps may be longer than its script's: `--scale-lr none` leaves them, and so does `muloco`,
+    of whose matrices no such rule is known.
+
+    Args:
+        of_muon: what Muon steps in place of the script's optimizer.
+    """
+    return bool(spec.sync.period) and spec.scale_lr is None and not of_muon
 
 
 def local_factor(optimizer: Optimizer, learners: int) -> float:
@@ -48,23 +66,54 @@ def what_is_longer(optimizer: Optimizer, learners: int) -> str | None:
 
 class LongerSteps:
     """From its creation on the optimizer's own step is taken at longer rates: those of as many learners as were in the
-    newest round. The script reads and sets its own ones.
+    newest round. The script reads and sets its own ones, in a closure, too. Who has come into a job that ran does not
+    know how many they are before its first round, and takes the script's until then.
 
     Args:
         step: of the script's optimizer, which moves the local weights.
-        members: devices that take part, which count before the first round.
+        members: devices that the job begins with.
         learners: of each device (R6).
     """
 
-    def __init__(self, step: OptimizerStep, newest: NewestRound, members: int, learners: int) -> None:
+    def __init__(self, step: OptimizerStep, rounds: RoundsTakenIn, members: int, learners: int) -> None:
         self._optimizer = step.optimizer
         self._step = step.original
-        self._newest = newest
+        self._rounds = rounds
         self._members = members
         self._learners = learners
         step.original = self._longer
 
     def _longer(self, closure: Callable[[], Any] | None = None) -> Any:
-        devices = self._newest.contributors or self._members
-        with rates_times(self._optimizer, local_factor(self._optimizer, devices * self._learners)):
-            return self._step(closure)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        factor = local_factor(self._optimizer, self._counted())
+        with rates_times(self._optimizer, factor), _decay_divided(self._optimizer, factor):
+            self._step(None)
+        return loss
+
+    def _counted(self) -> int:
+        """Learners of a round, as far as is known."""
+        rounds = self._rounds
+        if rounds.contributors:
+            return rounds.contributors * self._learners
+        return 1 if rounds.applied else self._members * self._learners
+
+
+@contextmanager
+def _decay_divided(optimizer: Optimizer, factor: float) -> Iterator[None]:
+    """Inside, weights that decay by rate times decay, beside the gradient, do so by as much as without the factor."""
+    apart = [group for group in optimizer.param_groups if _decays_apart(optimizer, group)] if factor != 1.0 else []
+    own = [group["weight_decay"] for group in apart]
+    for group, decay in zip(apart, own, strict=True):
+        group["weight_decay"] = decay / factor
+    try:
+        yield
+    finally:
+        for group, decay in zip(apart, own, strict=True):
+            group["weight_decay"] = decay
+
+
+def _decays_apart(optimizer: Optimizer, group: dict[str, Any]) -> bool:
+    return type(optimizer) is torch.optim.AdamW or bool(group.get("decoupled_weight_decay"))

@@ -73,7 +73,7 @@ class Base:
     Attributes:
         applied: number of the newest round in the base.
         squared_norm: of the means of the newest round that was not void.
-        contributors: devices in the newest round; 0 before the first one.
+        contributors: devices in the newest round here that was not nobody's; 0 before the first one.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class Base:
     def conclude(self, done: RoundDone) -> None:
         """The round is in the base, and its parameters hold it: the daemon may use the result slot again."""
         self.applied = done.round
-        self.contributors = done.contributors.bit_count()
+        self.contributors = done.contributors.bit_count() or self.contributors
         if not done.void:
             self.squared_norm = done.squared_norm
         self.view.follow(done)

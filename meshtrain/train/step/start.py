@@ -23,6 +23,7 @@ from meshtrain.train.optim.scaled_rates import ScaledRates
 from meshtrain.train.partial.drawn_values import drawn_values
 from meshtrain.train.partial.masks import Masks
 from meshtrain.train.periods.inner_muon import inner_muon
+from meshtrain.train.periods.local_rates import local_steps_longer
 from meshtrain.train.periods.outer_optimizer import outer_optimizer
 from meshtrain.train.step.engine import Engine
 from meshtrain.train.step.means import RoundMeans
@@ -100,7 +101,7 @@ def start_engine(
         hash_every=spec.hash_every,
         members=members,
         learners=spec.learners,
-        longer=spec.scale_lr is None,
+        longer=local_steps_longer(spec, prepared.of_muon),
     )
     engine = build_engine(parts, progress)
     with ExitStack() as undo:

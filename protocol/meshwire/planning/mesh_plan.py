@@ -20,11 +20,11 @@ from meshwire.planning.measured_link import MeasuredLink, measured_network
 from meshwire.planning.network import USUAL_WORK, DaemonWork, Network
 from meshwire.planning.price import Binds, JobSettings, Price, Pricing
 from meshwire.planning.quality import Quality
-from meshwire.planning.replan import RATES, CodecForecast, StepForecast
+from meshwire.planning.replan import RATES, SettingsForecast, StepForecast
 from meshwire.planning.step_trace import StepTrace
 from meshwire.sync_modes.batch_sizes import DEAD_BAND, sizes_by_speed
-from meshwire.sync_modes.mode import sync_settings
-from meshwire.sync_modes.settings_changes import refusal_of_codec
+from meshwire.sync_modes.mode import SyncSettings, sync_settings
+from meshwire.sync_modes.settings_changes import refusal_of_codec, refusal_of_period
 
 PAYS_FROM = 1.05  # of one alone: less is not worth a second laptop, and less than the prediction is sure of
 EVERY_GROUP_OF = 4  # others: of more, the fastest one, two, three and so on
@@ -150,28 +150,34 @@ class MeshPlan:
         return self._option(group, self._priced(settings, group, hubs=hubs)[0], hubs=hubs)
 
     def forecast(self, option: Option, quality: Quality) -> StepForecast | None:
-        """What the steps of an option take at other rates of the links, with each codec of the wished quality that its
-        rounds may go over to, the chosen one before its equals; None where they may go over to none."""
+        """What the steps of an option take at other rates of the links, with each codec and period of the wished
+        quality that its rounds may go over to, the chosen ones before their equals; None where they may go over to
+        none."""
         first, group = option.price.settings, option.others
         typed = str(first.collective.topology)
         found = {}
         for each in sorted([first, *wished(self._settings, quality)], key=given_up):
-            if each.sync != first.sync or refusal_of_codec(first.sync, first.codec, each.codec) is not None:
+            if not _goes_over(first.sync, each.sync):
+                continue
+            if refusal_of_codec(first.sync, first.codec, each.codec) is not None:
                 continue
             try:
                 topology = topology_after(typed, first.codec, each.codec)
             except ValueError:  # this codec does not go that way
                 continue
-            found[str(each.codec)] = replace(each, collective=collective_for(each.codec, topology))
+            found[str(each.codec), each.sync.period] = replace(each, collective=collective_for(each.codec, topology))
         steps, network = self._steps(group), self._network(group, hubs=option.hubs is True)
         networks = [network.at_rate(rate) for rate in RATES]
         curves = [
-            CodecForecast(
-                codec=codec, step_s=tuple(self._pricing.price(settings, steps, each).step_s for each in networks)
+            SettingsForecast(
+                codec=codec,
+                period=period,
+                worth=settings.worth,
+                step_s=tuple(self._pricing.price(settings, steps, each).step_s for each in networks),
             )
-            for codec, settings in found.items()
+            for (codec, period), settings in found.items()
         ]
-        return StepForecast(compute_s=option.price.compute_s, codecs=tuple(curves)) if curves[1:] else None
+        return StepForecast(compute_s=option.price.compute_s, each=tuple(curves)) if curves[1:] else None
 
     def _at_hubs(self, settings: Sequence[JobSettings], group: tuple[int, ...]) -> list[JobSettings]:
         """The same by way of the hubs."""
@@ -209,6 +215,14 @@ class MeshPlan:
         if sizes is None:
             return steps
         return tuple(step.of_samples(size) for step, size in zip(steps, sizes, strict=True))
+
+
+def _goes_over(before: SyncSettings, after: SyncSettings) -> bool:
+    """Whether a job that runs can go over from one mode to the other: they differ by the period alone (C3)."""
+    if after == before:
+        return True
+    longer = before.model_copy(update={"period": after.period})
+    return longer == after and refusal_of_period(before, after.period) is None
 
 
 def _by_way_of(ranks: Sequence[int], settings: Sequence[JobSettings]) -> list[JobSettings]:

@@ -22,7 +22,7 @@ from meshwire.messages.local import GetJobs, GetStatus, MeasureLinks, Submit, Wa
 from meshwire.planning.choose import Pinned
 from meshwire.planning.price import CodecPrice
 from meshwire.planning.quality import EVIDENCE
-from meshwire.planning.replan import RATES, CodecForecast, StepForecast
+from meshwire.planning.replan import RATES, SettingsForecast, StepForecast
 from meshwire.planning.step_trace import TracedScript
 from meshwire.sync_modes.mode import sync_settings
 from meshwire.sync_modes.settings_changes import SettingsChange
@@ -522,8 +522,8 @@ def test_a_job_that_stays_slower_than_predicted_is_told_of_once_for_each_codec()
     changed = slow.model_copy(update={"changes": (SettingsChange(first=9, codec="int8"),)})
     assert watch.look(changed, 9 * SLOWER_FOR_S) is None
     assert "sends less than int8" in (watch.look(changed, 10 * SLOWER_FOR_S) or "")
-    curves = tuple(CodecForecast(codec=codec, step_s=(1.0,) * len(RATES)) for codec in ("fp32", "int8"))
-    by_itself = Prediction(samples_s=80.0, alone_samples_s=50.0, step=StepForecast(compute_s=1.0, codecs=curves))
+    curves = tuple(SettingsForecast(codec=codec, period=0, step_s=(1.0,) * len(RATES)) for codec in ("fp32", "int8"))
+    by_itself = Prediction(samples_s=80.0, alone_samples_s=50.0, step=StepForecast(compute_s=1.0, each=curves))
     watch = SpeedWatch()
     for now_s in (0.0, SLOWER_FOR_S):
         told = watch.look(slow.model_copy(update={"prediction": by_itself}), now_s)

@@ -3,14 +3,16 @@
 import logging
 import math
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from meshtrain.train.optim.optimizer_step import OptimizerStep
 from meshtrain.train.optim.scaled_rates import BY_SIZE
-from meshtrain.train.periods.local_rates import local_factor, what_is_longer
+from meshtrain.train.periods.local_rates import LongerSteps, RoundsTakenIn, local_factor, what_is_longer
 from meshtrain.train.session import LearnerSession
 from meshwire.sync_modes.rate_rule import parse_rate_rule
 from tests.train.localdaemon import LocalDaemon
@@ -71,6 +73,8 @@ def test_local_steps_are_the_root_of_m_times_as_long_as_the_script_says(make: Ma
         assert script.outside == pytest.approx([own, own, own, own / 2, own / 2, own / 2])
     alone = [net() for _ in range(members)]
     optimizers = [make(model) for model in alone]
+    for optimizer in optimizers:  # AdamW's decay of weights is rate times decay, and as large as before
+        optimizer.param_groups[0]["weight_decay"] /= math.sqrt(members)
     for number in range(6):
         for rank, (model, optimizer) in enumerate(zip(alone, optimizers, strict=True)):
             optimizer.param_groups[0]["lr"] = math.sqrt(members) * own * (1.0 if number < 3 else 0.5)
@@ -153,3 +157,57 @@ def test_a_period_moves_as_far_as_steps_on_the_mean_and_as_noisily(kind: Any, le
     assert mean == pytest.approx(far, rel=0.1)
     assert mean_spread == pytest.approx(spread, rel=0.1)
     assert mean / factor < 0.6 * far, "without it"
+
+
+def test_weights_that_decay_beside_the_gradient_decay_as_the_script_says() -> None:
+    """AdamW's: alike on all learners, so that the mean of what they change is as far as that of each. Adam's is part of
+    the gradient."""
+    for kind, decoupled in ((torch.optim.AdamW, True), (torch.optim.Adam, False)):
+        seen: list[float] = []
+
+        def make(model: nn.Module, kind: Any = kind, seen: list[float] = seen) -> torch.optim.Optimizer:
+            optimizer: torch.optim.Optimizer = kind(model.parameters(), lr=0.01, weight_decay=0.5)
+            optimizer.register_step_pre_hook(
+                lambda optimizer, *_: seen.append(optimizer.param_groups[0]["weight_decay"])
+            )
+            return optimizer
+
+        for script in trained(make, 4, 2, "local:2"):
+            assert script.optimizer.param_groups[0]["weight_decay"] == 0.5
+            assert script.within[0] == pytest.approx(2 * script.outside[0])
+        assert set(seen) == {0.25 if decoupled else 0.5}
+
+
+def test_a_closure_sees_the_scripts_rate() -> None:
+    seen: list[float] = []
+    losses: list[Any] = []
+
+    def run(session: LearnerSession, rank: int) -> None:
+        script = Rates(adamw)
+        session.prepare(script.model, script.optimizer)
+
+        def closure() -> float:
+            seen.append(_rate(script.optimizer))
+            script.optimizer.zero_grad()
+            x, y = batch(rank)
+            loss = nn.functional.mse_loss(script.model(x), y)
+            loss.backward()
+            return float(loss.detach())
+
+        losses.append(script.optimizer.step(closure))
+
+    with LocalDaemon(2, sync="local:1") as daemon:
+        daemon.run(run)
+    own = _rate(adamw(net()))
+    assert seen == [own, own]
+    assert all(isinstance(loss, float) for loss in losses)
+
+
+@pytest.mark.parametrize(("applied", "contributors", "factor"), [(0, 0, 4.0), (7, 0, 1.0), (7, 2, 2.0), (0, 2, 2.0)])
+def test_who_comes_in_later_begins_with_the_scripts_rate(applied: int, contributors: int, factor: float) -> None:
+    """It does not know how many they are before it has taken in a round of theirs; 8 devices of 2 learners began."""
+    script = Rates(adamw)
+    rounds = cast(RoundsTakenIn, SimpleNamespace(applied=applied, contributors=contributors))
+    LongerSteps(own := OptimizerStep(script.optimizer), rounds, 8, 2)
+    own.original()
+    assert script.within == pytest.approx([factor * _rate(script.optimizer)])

@@ -11,9 +11,10 @@ from meshwire.planning.choose import Pinned, job_settings
 from meshwire.planning.measured_link import MeasuredLink
 from meshwire.planning.mesh_plan import ACCUMULATED, LARGER_FROM, MeshPlan, Option, fastest
 from meshwire.planning.price import CodecPrice, Pricing
-from meshwire.planning.quality import EVIDENCE, Quality
+from meshwire.planning.quality import EVIDENCE, Quality, worth_of
 from meshwire.planning.replan import RATES
 from meshwire.planning.step_trace import StepTrace
+from meshwire.sync_modes.settings_changes import SettingsInForce
 from tests.wire.planning.test_measured_link import link
 
 PRICES = {tried.codec: CodecPrice(0.5e-9, 0.5e-9) for tried in EVIDENCE}
@@ -247,7 +248,7 @@ def test_a_job_goes_over_to_no_codec_that_does_not_go_its_way() -> None:
     gathering = replace(option, price=replace(option.price, settings=job_settings("fp32", "bsp", "gather")))
     forecast = mesh.forecast(gathering, Quality.SAFE)
     assert forecast is not None
-    assert {each.codec for each in forecast.codecs} == {"fp32", "fp16", "bf16"}
+    assert {each.codec for each in forecast.each} == {"fp32", "fp16", "bf16"}
 
 
 @pytest.mark.parametrize("hub", [False, True])
@@ -260,20 +261,20 @@ def test_what_a_job_may_go_over_to_is_forecast_at_every_rate(hub: bool) -> None:
     assert option.hubs is (True if hub else None)
     forecast = mesh.forecast(option, Quality.SAFE)
     assert forecast is not None
-    names = [each.codec for each in forecast.codecs]
+    names = [each.codec for each in forecast.each]
     assert [names[0], {*names[1:3]}, {*names[3:]}] == [
         *("fp32", {"fp16", "bf16"}),
         {"int8", "int8:sr", "int4", "int4:sr", "nf4"},
     ]
     chosen = str(option.price.settings.codec)
-    assert forecast.step_s(chosen, 1.0) == pytest.approx(option.price.step_s)
+    assert forecast.step_s(SettingsInForce(codec=chosen, period=0), 1.0) == pytest.approx(option.price.step_s)
     assert forecast.compute_s == option.price.compute_s
-    for each in forecast.codecs:
+    for each in forecast.each:
         assert all(slow >= fast * 0.999 for fast, slow in pairwise(each.step_s))
-    slowest, slow = (forecast.codecs[0].step_s[RATES.index(rate)] for rate in (1 / 32, 1 / 16))
+    slowest, slow = (forecast.each[0].step_s[RATES.index(rate)] for rate in (1 / 32, 1 / 16))
     assert slowest == pytest.approx(2 * slow, rel=0.15)
-    assert forecast.best(1 / 32) == "int4"
-    assert forecast.best(4.0) != "int4"
+    assert forecast.best(1 / 32).codec == "int4"
+    assert forecast.best(4.0).codec != "int4"
 
 
 def test_codecs_that_a_job_cannot_go_over_to_or_from_are_not_forecast() -> None:
@@ -283,11 +284,32 @@ def test_codecs_that_a_job_cannot_go_over_to_or_from_are_not_forecast() -> None:
     bsp = replace(option, price=replace(option.price, settings=job_settings("fp32", "bsp")))
     forecast = mesh.forecast(bsp, Quality.FAST)
     assert forecast is not None
-    names = [each.codec for each in forecast.codecs]
+    names = [each.codec for each in forecast.each]
     assert {"fp16", "int8", "nf4"} <= {*names}
     assert not {"powersgd", "lgc", "dgc"} & {*names}
     lowrank = replace(option, price=replace(option.price, settings=job_settings("powersgd", "bsp")))
     assert mesh.forecast(lowrank, Quality.FAST) is None
+
+
+def test_periods_that_a_job_may_go_over_to_are_forecast_too() -> None:
+    """C3: of the same mode, by what they are worth; where the period was typed, none but that; and in step none."""
+    mesh = plan(1_000_000, 0.3, 100)
+    option = mesh.best((0,), Quality.FAST)
+
+    def periods(sync: str, mesh: MeshPlan = mesh) -> dict[int, float]:
+        settings = job_settings("int8", sync)
+        begins = replace(option, price=replace(option.price, settings=settings))
+        forecast = mesh.forecast(begins, Quality.FAST)
+        assert forecast is not None
+        assert {one.codec for one in forecast.each} <= {str(tried.codec) for tried in EVIDENCE}
+        return {one.period: one.worth for one in forecast.each if one.codec == "int8"}
+
+    found = periods("local:4")
+    assert found == {4: worth_of("int8", "local:4"), 8: worth_of("int8", "local:8")}
+    assert found[8] < found[4] < 1
+    assert periods("bsp") == {0: 1.0}
+    typed = MeshPlan(Pricing(manifest(1_000_000), PRICES), step(0.3), [station(100)], Pinned(sync="local:4"))
+    assert [*periods("local:4", typed)] == [4]
 
 
 def test_a_larger_batch_is_told_where_it_brings_much_and_never_chosen() -> None:

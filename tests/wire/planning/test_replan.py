@@ -1,4 +1,4 @@
-"""18.3: a job whose links are not what it was planned for goes over to another codec, once, and back when they are."""
+"""18.3: a job whose links are not what it was planned for goes over to other settings, once, and back when they are."""
 
 from collections.abc import Callable, Mapping
 
@@ -6,7 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwire.planning.replan import LOOK_S, LOOKS, RATES, CodecForecast, Replanned, Replanner, StepForecast, Why
+from meshwire.planning.replan import (
+    FASTER_MIN,
+    LOOK_S,
+    LOOKS,
+    RATES,
+    Replanned,
+    Replanner,
+    SettingsForecast,
+    StepForecast,
+    Why,
+)
+from meshwire.sync_modes.settings_changes import SettingsInForce
 
 COMPUTE_S = 0.5
 SENDS_S = {"fp32": 2.0, "fp16": 1.0, "int8": 0.5, "int4:sr": 0.25}
@@ -24,8 +35,20 @@ def true_s(codec: str, rate: float, sends_s: Mapping[str, float] = SENDS_S) -> f
 
 def forecast_of(step_s: Callable[[str, float], float]) -> StepForecast:
     """Exactly what steps will take."""
-    curves = [CodecForecast(codec=codec, step_s=tuple(step_s(codec, rate) for rate in RATES)) for codec in SENDS_S]
-    return StepForecast(compute_s=COMPUTE_S, codecs=tuple(curves))
+    return StepForecast(compute_s=COMPUTE_S, each=tuple(curve_of(codec, step_s) for codec in SENDS_S))
+
+
+def curve_of(
+    codec: str, step_s: Callable[[str, float], float], period: int = 0, worth: float = 1.0
+) -> SettingsForecast:
+    """Of one codec, at every rate."""
+    curve = tuple(step_s(codec, rate) for rate in RATES)
+    return SettingsForecast(codec=codec, period=period, worth=worth, step_s=curve)
+
+
+def in_step(codec: str) -> SettingsInForce:
+    """With no period."""
+    return SettingsInForce(codec=codec, period=0)
 
 
 FORECAST = forecast_of(true_s)
@@ -50,11 +73,11 @@ class Job:
         while self.now_s < end_s:
             self.now_s += self._step_s(self.codec, self.now_s)
             self.step += 1
-            found = self._replanner.look(self.now_s, self.step, self.codec, self.slowness, self.members)
+            found = self._replanner.look(self.now_s, self.step, in_step(self.codec), self.slowness, self.members)
             if found is not None:
                 self.asked.append(found)
-                self.codec = found.codec if obeys else self.codec
-        return [found.codec for found in self.asked[asked:]]
+                self.codec = found.settings.codec if obeys else self.codec
+        return [found.settings.codec for found in self.asked[asked:]]
 
 
 def test_as_predicted_nothing_changes() -> None:
@@ -165,9 +188,9 @@ def test_a_learner_that_was_started_again_is_looked_at_from_then_on() -> None:
 
 def test_a_lower_rate_is_never_faster() -> None:
     """Where a prediction has it so, by a hair, the rate that was seen would be none."""
-    bent = CodecForecast(codec="fp16", step_s=(1.0, 1.2, 1.1, 1.3, 2.0, 4.0, 8.0, 16.0))
-    forecast = StepForecast(compute_s=1.0, codecs=(bent,))
-    takes_s = [round(forecast.step_s("fp16", 4.0 / 2 ** (at / 10)), 9) for at in range(71)]
+    bent = SettingsForecast(codec="fp16", period=0, step_s=(1.0, 1.2, 1.1, 1.3, 2.0, 4.0, 8.0, 16.0))
+    forecast = StepForecast(compute_s=1.0, each=(bent,))
+    takes_s = [round(forecast.step_s(in_step("fp16"), 4.0 / 2 ** (at / 10)), 9) for at in range(71)]
     assert takes_s == sorted(takes_s)
 
 
@@ -200,7 +223,7 @@ def test_a_forecast_that_contradicts_itself_breaks_nothing() -> None:
     job = Job("fp16", lambda codec, _: true_s(codec, 0.1), forecast)
     job.slowness = 0.5
     job.run(900)
-    assert forecast.step_s("fp32", 1.0, 0.5) > 0
+    assert forecast.step_s(in_step("fp32"), 1.0, 0.5) > 0
 
 
 def test_a_codec_of_which_nothing_was_predicted_is_left_alone() -> None:
@@ -211,10 +234,63 @@ def test_a_codec_of_which_nothing_was_predicted_is_left_alone() -> None:
 
 def test_rates_are_told_as_far_as_steps_show_them() -> None:
     """Where computing hides what is sent, many rates explain a step; where nothing does, the nearest one does."""
-    low, high = FORECAST.rates_at("int4:sr", true_s("int4:sr", 1.0))
+    low, high = FORECAST.rates_at(in_step("int4:sr"), true_s("int4:sr", 1.0))
     assert high == RATES[0]
     assert low < 1.0
-    low, high = FORECAST.rates_at("fp32", true_s("fp32", 0.25))
+    low, high = FORECAST.rates_at(in_step("fp32"), true_s("fp32", 0.25))
     assert low < 0.25 < high < 0.5
-    assert FORECAST.rates_at("fp32", 1e6) == (RATES[-1], RATES[-1])
-    assert FORECAST.rates_at("fp32", 1e-6) == (RATES[0], RATES[0])
+    assert FORECAST.rates_at(in_step("fp32"), 1e6) == (RATES[-1], RATES[-1])
+    assert FORECAST.rates_at(in_step("fp32"), 1e-6) == (RATES[0], RATES[0])
+
+
+def local_s(period: int, rate: float) -> float:
+    """A local step, with its part of a round that nothing hides."""
+    return COMPUTE_S + 0.4 / rate / period
+
+
+PERIODS = {2: 1.0, 4: 0.97, 8: 0.88}
+"""By local steps in a round, what a sample is worth."""
+OF_PERIODS = StepForecast(
+    compute_s=COMPUTE_S,
+    each=tuple(
+        curve_of("nf4", lambda _, rate, period=period: local_s(period, rate), period, worth)  # type: ignore[misc]
+        for period, worth in PERIODS.items()
+    ),
+)
+
+
+def run_periods(period: int, rate_at: Callable[[float], float], for_s: float = 600.0) -> list[int]:
+    """Which periods a job goes over to, at what its links carry at each time."""
+    replanner, now_s, found = Replanner(OF_PERIODS), 0.0, []
+    for step in range(10_000):
+        now_s += local_s(period, rate_at(now_s))
+        asked = replanner.look(now_s, step, SettingsInForce(codec="nf4", period=period), 1.0, (0, 1))
+        if asked is not None:
+            period = asked.settings.period
+            found.append(period)
+        if now_s > for_s:
+            break
+    return found
+
+
+def test_slower_links_bring_a_longer_period_and_the_first_one_is_tried_again() -> None:
+    assert run_periods(2, lambda _: 1.0) == []
+    assert run_periods(2, lambda now_s: 1 / 16 if now_s < 200 else 1.0) == [8, 2]
+
+
+def test_a_period_that_is_faster_by_no_more_than_its_samples_are_worth_less_is_not_taken() -> None:
+    """At this rate a step with a period of 4 takes a quarter longer than with one of 8, and a sixth until a loss."""
+    four, eight = (SettingsInForce(codec="nf4", period=period) for period in (4, 8))
+    rate = 0.25
+    assert OF_PERIODS.step_s(four, rate) > 1.25 * OF_PERIODS.step_s(eight, rate)
+    assert OF_PERIODS.useful_step_s(four, rate) < FASTER_MIN * OF_PERIODS.useful_step_s(eight, rate)
+    assert run_periods(4, lambda _: rate) == []
+
+
+def test_a_look_holds_two_of_the_longest_periods() -> None:
+    replanner = Replanner(OF_PERIODS)
+    for step in range(16):
+        replanner.look(step * LOOK_S, step, SettingsInForce(codec="nf4", period=2), 1.0, (0, 1))
+    assert not replanner._looks
+    replanner.look(16 * LOOK_S, 16, SettingsInForce(codec="nf4", period=2), 1.0, (0, 1))
+    assert len(replanner._looks) == 1

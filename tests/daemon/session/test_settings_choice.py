@@ -1,27 +1,27 @@
-"""18.3: which daemon asks for another codec by itself, and when none does."""
+"""18.3: which daemon asks for other settings by itself, and when none does."""
 
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from meshtraind.session.codec_choice import CodecChoice, slowness
 from meshtraind.session.session import JobSession
+from meshtraind.session.settings_choice import SettingsChoice, slowness, wish_for
 from meshtraind.storage.job_record import Job
 from meshtraind.transport.connection import RequestFailed
 from meshwire.jobs.lifecycle import JobState
 from meshwire.messages.job import JobSummary, Member, Metrics, Prediction, RankReport
-from meshwire.planning.replan import RATES, CodecForecast, Replanned, StepForecast, Why
-from meshwire.sync_modes.mode import SyncSettings
-from meshwire.sync_modes.settings_changes import SettingsChange, SettingsWish
+from meshwire.planning.replan import RATES, Replanned, SettingsForecast, StepForecast, Why
+from meshwire.sync_modes.mode import SyncSettings, sync_settings
+from meshwire.sync_modes.settings_changes import SettingsChange, SettingsInForce, SettingsWish
 
 JOB = "0" * 11 + "1"
 MEMBERS = tuple(Member(device=f"{rank:064x}", incarnation=1, name=name) for rank, name in enumerate(("anna", "bert")))
 STEP = StepForecast(
     compute_s=1.0,
-    codecs=(
-        CodecForecast(codec="fp16", step_s=tuple(1.0 + 1.0 / rate for rate in RATES)),
-        CodecForecast(codec="int8", step_s=tuple(1.0 + 0.5 / rate for rate in RATES)),
+    each=(
+        SettingsForecast(codec="fp16", period=0, step_s=tuple(1.0 + 1.0 / rate for rate in RATES)),
+        SettingsForecast(codec="int8", period=0, step_s=tuple(1.0 + 0.5 / rate for rate in RATES)),
     ),
 )
 PREDICTED = Prediction(samples_s=32.0, alone_samples_s=32.0, step=STEP)
@@ -51,10 +51,19 @@ def summary(**more: Any) -> JobSummary:
 
 def asked(seen: JobSummary, rank: int = 0, prediction: Prediction | None = PREDICTED, step_s: float = 5.0) -> list[str]:
     """What is asked for while so many seconds pass between two steps."""
-    spec = SimpleNamespace(prediction=prediction, codec="fp16", sync=SyncSettings())
-    choice = CodecChoice(cast(Job, SimpleNamespace(rank=rank, spec=spec, state=JobState.RUNNING)))
-    found = [choice.look(seen, step, step * step_s) for step in range(40)]
-    return [each.codec for each in found if each is not None]
+    return [each.codec for each in wished(seen, rank, prediction, step_s, SyncSettings()) if each.codec is not None]
+
+
+def wished(
+    seen: JobSummary, rank: int, prediction: Prediction | None, step_s: float, sync: SyncSettings
+) -> list[SettingsWish]:
+    """The same, with the period."""
+    spec = SimpleNamespace(prediction=prediction, codec="fp16", sync=sync)
+    job = cast(Job, SimpleNamespace(rank=rank, spec=spec, state=JobState.RUNNING))
+    job.in_force = lambda changes=None: Job.in_force(job, changes)  # type: ignore[method-assign]
+    choice = SettingsChoice(job)
+    found = [choice.look(seen, step, step * step_s) for step in range(60)]
+    return [wish_for(each.settings) for each in found if each is not None]
 
 
 def test_the_lowest_rank_that_computes_asks_for_all() -> None:
@@ -62,6 +71,24 @@ def test_the_lowest_rank_that_computes_asks_for_all() -> None:
     assert asked(summary(), rank=1) == []
     assert asked(summary(learning=(1,)), rank=1)[:1] == ["int8"]
     assert asked(summary(learning=())) == []
+
+
+def test_a_longer_period_is_asked_for_with_its_codec() -> None:
+    """C3: with a period each look is compared with what that period was predicted to take; a person's word stays."""
+    curves = [
+        SettingsForecast(
+            codec="fp16", period=period, worth=worth, step_s=tuple(1.0 + 4 / period / rate for rate in RATES)
+        )
+        for period, worth in ((2, 1.0), (8, 0.9))
+    ]
+    predicted = PREDICTED.model_copy(update={"step": StepForecast(compute_s=1.0, each=tuple(curves))})
+    local = sync_settings("local:2")
+    longer = SettingsWish(codec="fp16", period=8, by="plan")
+    assert wished(summary(), 0, predicted, 3.0, local) == []
+    assert wished(summary(), 0, predicted, 9.0, local)[:1] == [longer]
+    changed = SettingsChange(first=5, period=8, by="plan")
+    assert wished(summary(changes=(changed,)), 0, predicted, 1.5, local) == [], "as predicted of that period"
+    assert wished(summary(changes=(changed.model_copy(update={"by": "person"}),)), 0, predicted, 9.0, local) == []
 
 
 def test_what_a_person_has_chosen_stays() -> None:
@@ -92,7 +119,7 @@ async def test_what_is_chosen_is_asked_for_as_the_plans_own(caplog: pytest.LogCa
     session = JobSession.__new__(JobSession)
     wishes: list[SettingsWish] = []
     spawned: list[Any] = []
-    chosen: list[Replanned | None] = [Replanned("int8", Why.SLOWER, 5.0, 3.0), None]
+    chosen: list[Replanned | None] = [Replanned(SettingsInForce(codec="int8", period=0), Why.SLOWER, 5.0, 3.0), None]
     seen: list[tuple[int, float]] = []
 
     async def change_settings(wish: SettingsWish) -> None:
@@ -104,21 +131,21 @@ async def test_what_is_chosen_is_asked_for_as_the_plans_own(caplog: pytest.LogCa
         return chosen.pop(0)
 
     session.job = cast(Job, SimpleNamespace(spec=SimpleNamespace(job=JOB)))
-    session._choice = cast(CodecChoice, SimpleNamespace(look=look))
+    session._choice = cast(SettingsChoice, SimpleNamespace(look=look))
     session._metrics = cast(Any, SimpleNamespace(step=7))
     session._tasks = cast(Any, SimpleNamespace(spawn=lambda coroutine, _name: spawned.append(coroutine)))
     session.change_settings = change_settings  # type: ignore[method-assign, assignment]
     session._changing = True
-    session._choose_codec(summary())
+    session._choose_settings(summary())
     assert not seen, "somebody is about to change it"
     session._changing = False
-    session._choose_codec(summary())
-    session._choose_codec(summary())
+    session._choose_settings(summary())
+    session._choose_settings(summary())
     assert [step for step, _ in seen] == [7, 7]
     (asking,) = spawned
     await asking
     assert wishes == [SettingsWish(codec="int8", by="plan")]
-    assert "stays with its codec: the members have not agreed" in caplog.text
+    assert "stays as it is: the members have not agreed" in caplog.text
 
 
 @pytest.mark.asyncio
@@ -130,7 +157,7 @@ async def test_a_session_asks_the_chooser_with_every_report() -> None:
     told: list[None] = []
     session.tell_report = lambda: told.append(None)  # type: ignore[method-assign]
     chooser = SimpleNamespace(look=lambda looked, _step, _now_s: asked_for.append(looked))
-    session._choice, session._changing = cast(CodecChoice, chooser), False
+    session._choice, session._changing = cast(SettingsChoice, chooser), False
     session._metrics = cast(Any, SimpleNamespace(step=7))
 
     async def keep(_summary: JobSummary, _every_s: float) -> None:

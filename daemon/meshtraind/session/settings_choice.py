@@ -1,13 +1,13 @@
-"""Has a job go over to another codec by itself, where its links are not what it was planned for."""
+"""Has a job go over to another codec or period by itself, where its links are not what it was planned for."""
 
 from meshtraind.storage.job_record import Job
 from meshwire.jobs.lifecycle import JobState
 from meshwire.messages.job import JobSummary
 from meshwire.planning.replan import Replanned, Replanner, StepForecast
-from meshwire.sync_modes.settings_changes import newest_codec
+from meshwire.sync_modes.settings_changes import SettingsInForce, SettingsWish
 
 
-class CodecChoice:
+class SettingsChoice:
     """Looks at a job once a second. The lowest rank that computes asks for all, and only as long as no person has:
     settings that somebody has chosen stay."""
 
@@ -18,7 +18,7 @@ class CodecChoice:
         self._replanner = None if forecast is None else Replanner(forecast, job.spec.sync.round_steps)
 
     def look(self, summary: JobSummary, step: int, now_s: float) -> Replanned | None:
-        """The codec to ask for now, if there is one. `step`: of the learner here."""
+        """The settings to ask for now, if there are any. `step`: of the learner here."""
         replanner = self._replanner
         if replanner is None or self._job.state is not JobState.RUNNING:
             return None
@@ -26,8 +26,13 @@ class CodecChoice:
             return None
         if any(change.by == "person" for change in summary.changes):
             return None
-        codec = newest_codec(self._job.spec.codec, summary.changes)
-        return replanner.look(now_s, step, codec, slowness(summary, replanner.forecast), summary.learning)
+        settings = self._job.in_force(summary.changes)
+        return replanner.look(now_s, step, settings, slowness(summary, replanner.forecast), summary.learning)
+
+
+def wish_for(settings: SettingsInForce) -> SettingsWish:
+    """What all are asked for, as the plan's own."""
+    return SettingsWish(codec=settings.codec, period=settings.period or None, by="plan")
 
 
 def slowness(summary: JobSummary, forecast: StepForecast) -> float:
