@@ -40,7 +40,7 @@ from meshwire.messages.group import GROUP_CODECS, GROUP_SETTINGS
 from meshwire.messages.local import Resubmit, Submit
 from meshwire.model.fragments import check_fragments
 from meshwire.model.masks import MaskSettings, masks_of
-from meshwire.planning.choose import Pinned
+from meshwire.planning.choose import NO_PERIODS, Pinned
 from meshwire.planning.quality import Quality
 from meshwire.sync_modes.codec_for_mode import codec_of
 from meshwire.sync_modes.mode import SyncSettings, sync_settings
@@ -363,7 +363,9 @@ def submit(
         raise typer.Exit(_resubmit(context, resume, chosen_members, notify, data_dir, detach=detach, json=json))
     if resume is not None and seed is not None:
         raise BadCommandLine("--resume keeps the seed of its job, so that no sample is used twice", "it without --seed")
-    pinned = Pinned(sync, codec, topology, of_gradients=scale_lr not in (None, "none"))
+    own_rate = scale_lr == "none"
+    periods = None if own_rate or scale_lr is None else NO_PERIODS
+    pinned = Pinned(sync, codec, topology, periods, own_rate)
     typed = JobChoice(pinned, _names(on), count, count_max, shares)
     settings, chosen_codec, chosen_masks = _settings(
         typed.sync, straggler, visibility, own, shares, checkpoint_every, codec, masks, topology, scale_lr

@@ -181,7 +181,7 @@ def price_document(price: Price) -> dict[str, Any]:
         "quality": settings.quality.value,
         "step_s": price.step_s,
         "samples_s": price.samples_s,
-        "sample_worth": settings.worth,
+        "sample_worth": settings.worth if settings.measured else None,
         "against_one": price.against_one,
         "sent_bytes": max(price.sent_bytes),
         "received_bytes": max(price.received_bytes),

@@ -11,10 +11,10 @@ from meshwire.model.manifest import ModelManifest
 from meshwire.model.schedule import refusal
 from meshwire.planning.network import Network
 from meshwire.planning.price import JobSettings, Price, Pricing
-from meshwire.planning.quality import EVIDENCE, Quality, Tried
+from meshwire.planning.quality import EVIDENCE, PERIODS_OF_SGD, Quality, Tried
 from meshwire.planning.step_trace import StepTrace
 from meshwire.sync_modes.codec_for_mode import codec_of, suits
-from meshwire.sync_modes.mode import sync_settings
+from meshwire.sync_modes.mode import SyncSettings, sync_settings
 from meshwire.sync_modes.rate_rule import RULE_OF
 
 LEVEL_PART = 0.03  # who is slower by less than this is as fast: the model is not more exact
@@ -49,30 +49,38 @@ def legal_settings(manifest: ModelManifest, tried: Sequence[Tried] = tuple(EVIDE
                 yield JobSettings(collective_for(codec, topology.name), sync)
 
 
+NO_PERIODS: frozenset[str] = frozenset()
+"""Rounds of gradients alone."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pinned:
     """What somebody has typed of a job's settings, as texts; None: it is to be chosen.
 
     Attributes:
-        of_gradients: only modes whose rounds are of gradients, for something else that was typed goes with no other.
+        periods: the modes with a period that may be chosen, as typed; None: all.
+        own_rate: local steps are to take the script's rate (`--scale-lr none`).
     """
 
     sync: str | None = None
     codec: str | None = None
     topology: str | None = None
-    of_gradients: bool = False
+    periods: frozenset[str] | None = None
+    own_rate: bool = False
 
     def suiting(self, optimizer: str | None) -> "Pinned":
         """The same for scripts with this optimizer of torch.optim; None: it is none of these. Where nobody knows how
-        long local steps are to be (O13), periods were never tried, and only a person takes them."""
-        return self if self.sync is not None or optimizer in RULE_OF else replace(self, of_gradients=True)
+        long local steps are to be (O13), or they are not to be so long, periods were never tried for as many steps, and
+        only a person takes them."""
+        rule = RULE_OF.get(optimizer or "")
+        if self.sync is not None or self.periods is not None or (rule == "sqrt" and not self.own_rate):
+            return self
+        return replace(self, periods=PERIODS_OF_SGD if rule == "linear" else NO_PERIODS)
 
     def settings(self, manifest: ModelManifest) -> list[JobSettings]:
         """Those that `submit` takes for this model and that have all that is pinned: of what was measured, and where
         nothing was, what `submit` itself would add. Raises ValueError where what is pinned is not legal."""
-        legal = [
-            each for each in legal_settings(manifest, self._tried()) if not (self.of_gradients and each.sync.period)
-        ]
+        legal = [each for each in legal_settings(manifest, self._tried()) if self._may_be(each.sync)]
         if self.topology is None:
             return legal
         found = {}
@@ -83,6 +91,9 @@ class Pinned:
                 continue
             found[str(each.codec), each.sync.text()] = replace(each, collective=collective)
         return list(found.values())
+
+    def _may_be(self, sync: SyncSettings) -> bool:
+        return not sync.period or self.periods is None or sync.text() in self.periods
 
     def _tried(self) -> list[Tried]:
         mode = sync_settings(self.sync or DEFAULT[1])

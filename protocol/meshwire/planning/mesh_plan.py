@@ -137,10 +137,10 @@ class MeshPlan:
         tried = [replace(settings, sync=sync_settings(f"bsp,accumulate={steps}")) for steps in ACCUMULATED]
         hubs = option.hubs is True
         prices = [self._priced([each], option.others, hubs=hubs)[0] for each in tried]
-        most = max(price.samples_s for price in prices)
-        found = next(price for price in prices if price.samples_s >= LARGER_ENOUGH * most)
+        most = max(price.useful_samples_s for price in prices)
+        found = next(price for price in prices if price.useful_samples_s >= LARGER_ENOUGH * most)
         now = max(option.price.useful_samples_s, self.step_alone.samples_s)
-        return self._option(option.others, found, hubs=hubs) if found.samples_s >= LARGER_FROM * now else None
+        return self._option(option.others, found, hubs=hubs) if found.useful_samples_s >= LARGER_FROM * now else None
 
     def default(self, group: tuple[int, ...]) -> Option:
         """What `submit --no-plan` does, which takes hubs in."""

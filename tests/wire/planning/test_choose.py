@@ -2,9 +2,9 @@
 
 import pytest
 
-from meshwire.planning.choose import Pinned, chosen, job_settings, legal_settings, wished
+from meshwire.planning.choose import NO_PERIODS, Pinned, chosen, job_settings, legal_settings, preferred, wished
 from meshwire.planning.price import JobSettings, Price
-from meshwire.planning.quality import WORTH, Quality, Tried
+from meshwire.planning.quality import PERIODS_OF_SGD, WORTH, Quality, Tried
 from meshwire.sync_modes.rate_rule import RULE_OF
 from tests.wire.planning.test_mesh_plan import manifest
 
@@ -53,7 +53,7 @@ def test_a_pinned_topology_is_the_only_one_and_drops_codecs_that_do_not_go_over_
 
 def test_what_goes_with_rounds_of_gradients_alone_keeps_the_modes_that_have_them() -> None:
     """As --scale-lr does (O12): who types it with --quality fast is not given a period."""
-    found = texts(Pinned(of_gradients=True).settings(MODEL))
+    found = texts(Pinned(periods=NO_PERIODS).settings(MODEL))
     assert {sync for _, sync, _ in found} == {"bsp", "ssp:1", "ssp:2"}
     assert found < texts(Pinned().settings(MODEL))
 
@@ -64,12 +64,32 @@ def test_of_other_optimizers_nobody_knows_how_long_local_steps_are_to_be() -> No
         assert {sync for _, sync, _ in texts(Pinned().suiting(optimizer).settings(MODEL))} == {"bsp", "ssp:1", "ssp:2"}
         assert Pinned(sync="local:8").suiting(optimizer).settings(MODEL)
     for optimizer in RULE_OF:
+        assert Pinned(sync="local:8").suiting(optimizer) == Pinned(sync="local:8")
+
+
+def test_an_optimizers_own_periods_are_chosen() -> None:
+    """SGD's: those in which it was tried. At the script's rate, which was typed, an adaptive one was far behind."""
+    for optimizer in ("Adam", "AdamW", "RMSprop"):
         assert Pinned().suiting(optimizer) == Pinned()
+        syncs = {sync for _, sync, _ in texts(Pinned(own_rate=True).suiting(optimizer).settings(MODEL))}
+        assert syncs == {"bsp", "ssp:1", "ssp:2"}
+    for pinned in (Pinned(), Pinned(own_rate=True)):
+        syncs = {sync for _, sync, _ in texts(pinned.suiting("SGD").settings(MODEL))}
+        assert syncs == {"bsp", "ssp:1", "ssp:2", *PERIODS_OF_SGD}
+    typed = Pinned(periods=NO_PERIODS)
+    assert all(typed.suiting(optimizer) == typed for optimizer in (*RULE_OF, None)), "--scale-lr sqrt"
 
 
 def priced_at(samples_s: float, codec: str, sync: str) -> Price:
     settings = job_settings(codec, sync)
     return Price(settings, 4, 1.0, 1.0, samples_s, 10.0, (0.0,), (0.0,), 0.0, 0.0, 0.0)
+
+
+def test_a_codec_that_nobody_measured_is_worth_no_more_than_those_of_its_mode() -> None:
+    """Who types --sync local:8,ssp:1 is not given fp32 for want of figures."""
+    slow, quick = priced_at(31.0, "fp32", "local:8,ssp:1"), priced_at(32.0, "int8", "local:8,ssp:1")
+    assert slow.settings.worth == quick.settings.worth < 1
+    assert preferred([slow, quick]) is quick
 
 
 def test_what_is_soonest_at_a_loss_is_chosen_whatever_samples_it_takes_in() -> None:

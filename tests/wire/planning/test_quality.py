@@ -139,7 +139,7 @@ def test_what_a_sample_is_worth_is_what_the_table_says(tried: Tried) -> None:
     measured = grid_page.worth(PROOF, after_512_steps(tried))
     assert measured is not None
     assert WORTH[tried] == pytest.approx(measured, abs=6e-3)
-    assert EVIDENCE[tried].quality is Quality.FAST, "what is safe counts in full"
+    assert quality_of(*tried) is Quality.FAST, "what is safe counts in full"
 
 
 def test_all_that_may_be_chosen_and_was_trained_for_longer_has_its_worth() -> None:
