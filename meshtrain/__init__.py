@@ -150,7 +150,8 @@ def steps(count: int) -> Iterator[int]:
     """Numbers of steps, from 1, until the job has had `count` of them: the same end on all peers (X6).
 
     A peer that is late, or joins later, takes fewer. Where several steps make a round (`--sync local:H`) the last one
-    is whole, which may be some steps more.
+    is whole, which may be some steps more; and one that ends early, as at the end of an epoch or in `mt.barrier`,
+    counts as a whole one, which makes fewer.
     """
     from meshtrain.train import api
 

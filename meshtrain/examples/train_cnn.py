@@ -23,7 +23,7 @@ from meshtrain.examples.digits import HELD_OUT_EVERY, DigitsError, read_digits
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=200, help="rounds of averaging (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=200, help="of the job (default %(default)s)")
     parser.add_argument("--batch-size", type=int, default=32, help="images per step and machine (default %(default)s)")
     parser.add_argument("--lr", type=float, default=0.02, help="learning rate of SGD (default %(default)s)")
     parser.add_argument("--momentum", type=float, default=0.9, help="default %(default)s")

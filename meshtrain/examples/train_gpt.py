@@ -20,7 +20,7 @@ from meshtrain.examples.text import unigram_entropy
 def parse_arguments() -> argparse.Namespace:
     default = GPTConfig()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--steps", type=int, default=100, help="rounds of averaging")
+    parser.add_argument("--steps", type=int, default=100, help="of the job")
     parser.add_argument("--batch-size", type=int, default=16, help="windows per step and machine")
     parser.add_argument("--lr", type=float, default=2e-3, help="learning rate of AdamW")
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights and of the order of the text")

@@ -51,7 +51,7 @@ def plan(
         typer.Option(
             "--quality",
             help="exact: the exact mean in every step. safe: no loss beyond the noise of seeds in our measurements. "
-            "fast: all that was measured, but what was far behind.",
+            "fast: what comes to a loss soonest, for which a little of each sample may be given up.",
         ),
     ] = Quality.SAFE,
     data: Annotated[
@@ -145,7 +145,7 @@ def whatif(
         typer.Option(
             "--quality",
             help="exact: the exact mean in every step. safe: no loss beyond the noise of seeds in our measurements. "
-            "fast: all that was measured, but what was far behind.",
+            "fast: what comes to a loss soonest, for which a little of each sample may be given up.",
         ),
     ] = Quality.SAFE,
     data: Annotated[
@@ -159,8 +159,8 @@ def whatif(
 
     Runs it here, alone, for a few steps (about ten seconds), ends it, and plays a step over networks of the rates
     given, with every codec and mode whose loss we have measured, over every topology. Shows for each the best settings
-    of the wished quality, their samples a second, also in those of one laptop, what a step waits for, and what submit
-    does with --no-plan. Where it says train alone, the figures are those of the best that they could do together. No
+    of the wished quality, their samples a second, how much sooner than one laptop they are at a loss, what a step waits
+    for, and what submit does with --no-plan. Where it says train alone, the figures are those of the best that they could do together. No
     daemon needs to run.
     """
     rates = [rate * 1e6 / 8 for rate in _numbers("--mbit", mbit, MBIT_MIN, MBIT_MAX)]

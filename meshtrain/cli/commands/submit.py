@@ -173,8 +173,8 @@ def submit(
         typer.Option(
             "--quality",
             help="Of --sync and --codec what is not typed is chosen: exact: the exact mean in every step. safe (the "
-            "default): no loss beyond the noise of seeds in our measurements. fast: all that was measured, but what "
-            "was far behind.",
+            "default): no loss beyond the noise of seeds in our measurements. fast: what comes "
+            "to a loss soonest, for which a little of each sample may be given up.",
         ),
     ] = None,
     no_plan: Annotated[

@@ -63,14 +63,16 @@ class GradientStep:
         self.rehearsal = Rehearsal(base.means.parameters(), base.buffers, scaling, hooks)
         self._joint = optimizer if isinstance(optimizer, JointOptimizer) else None
         self._catching_up = False  # rehearses until the script is where the rounds are
+        self._passes = 0  # of the script's steps, those that were in a round with a later one
         self._frozen = FrozenCheck(base.means.tensors, optimizer)
         self._replaced = ReplacedStep(optimizer, self._step)
         scaling.watch(optimizer, self._after_scaler, self.rehearsal.updated, untouched.remember)
 
     @property
     def number(self) -> int:
-        """The number of the step that is being computed; the first one is 1."""
-        return self._contribution.step
+        """The number of the script's step that is being computed; the first one is 1. Several of them make one of the
+        mesh where gradients wait for further ones (O6)."""
+        return self._contribution.step + self._passes
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes inside only accumulate, as O6 (accumulation) has it."""
@@ -89,6 +91,7 @@ class GradientStep:
                 self._base.buffers.restore()
             self._boundary.apply(done)
         self._hooks.next_step()
+        self._passes -= 1  # the last of those that waited was the round's
         self._boundary.end_step(done)
         self._base.options.clipping.step_ended()
         return True
@@ -155,6 +158,7 @@ class GradientStep:
 
     def _end_pass(self) -> None:
         """The script has stepped, and its gradients wait for those of further steps."""
+        self._passes += 1
         self._untouched.note()
         self._hooks.next_pass()
 

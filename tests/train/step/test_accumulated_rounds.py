@@ -203,6 +203,24 @@ def test_a_barrier_and_the_end_of_the_script_end_a_round() -> None:
     assert distance(models[0], reference) <= 1e-6
 
 
+def test_steps_are_numbered_as_the_script_takes_them() -> None:
+    """X6: `mt.steps` gives each its own number, also behind a round that a barrier has ended early."""
+    told: list[list[int]] = [[], []]
+
+    def script(session: LearnerSession, rank: int) -> None:
+        model = net()
+        session.prepare(model, optimizer := momentum(model))
+        for number in session.steps(9):
+            told[rank].append(number)
+            step(model, optimizer, batch(10 * rank + number))
+            if number == 2:
+                session.barrier()
+
+    with LocalDaemon(2, sync="bsp,accumulate=3") as daemon:
+        daemon.run(script)
+    assert told == [[*range(1, 9)]] * 2, "rounds of two, three and three"
+
+
 class Branches(nn.Module):
     """Two layers, of which a pass uses one or both."""
 
