@@ -160,8 +160,8 @@ def whatif(
     Runs it here, alone, for a few steps (about ten seconds), ends it, and plays a step over networks of the rates
     given, with every codec and mode whose loss we have measured, over every topology. Shows for each the best settings
     of the wished quality, their samples a second, how much sooner than one laptop they are at a loss, what a step waits
-    for, and what submit does with --no-plan. Where it says train alone, the figures are those of the best that they could do together. No
-    daemon needs to run.
+    for, and what submit does with --no-plan. Where it says train alone, the figures are those of the best that they
+    could do together. No daemon needs to run.
     """
     rates = [rate * 1e6 / 8 for rate in _numbers("--mbit", mbit, MBIT_MIN, MBIT_MAX)]
     counts = [int(count) for count in _numbers("--peers", peers, 2, limits.MEMBERS_MAX, whole=True)]

@@ -192,7 +192,9 @@ def _alone(found: Planned) -> str:
     train = "Train alone" if not found.alone else f"Train alone on {found.devices[found.alone].name}, which is faster"
     typed = "" if reached == THE_DEFAULTS else f", with {reached}"
     if best.against_one < 1:
-        text = f"{train}: one laptop is {1 / best.against_one:.2f} times as fast as the best of all groups{typed}."
+        ahead = f"{1 / best.against_one:.2f} times as"
+        is_faster = f"is {ahead} fast as" if best.settings.worth == 1.0 else f"is at a loss {ahead} soon as"
+        text = f"{train}: one laptop {is_faster} the best of all groups{typed}."
     else:
         more = f"{PAYS_FROM:.2f}"
         text = (

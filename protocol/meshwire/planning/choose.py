@@ -145,13 +145,14 @@ def preferred(prices: Sequence[Price]) -> Price:
     return min(level, key=_preference)
 
 
-def given_up(settings: JobSettings) -> tuple[int, float, bool]:
-    """How much of the loss is given up: a key to sort by, the least first. Nothing where that is within the noise, and
-    the most where nobody knows."""
+def given_up(settings: JobSettings) -> tuple[int, float, int, bool]:
+    """How much is given up: a key to sort by, the least first. Nothing of the loss where that is within the noise, and
+    the most where nobody knows; and of what is alike in that, the least where weights never differ."""
     worth = settings.worth if settings.measured else 0.0
-    return list(Quality).index(settings.quality), -worth, str(settings.codec) != DEFAULT[0]
+    codec = str(settings.codec)
+    return list(Quality).index(settings.quality), -worth, settings.sync.period, codec != DEFAULT[0]
 
 
-def _preference(price: Price) -> tuple[tuple[int, float, bool], bool, float]:
+def _preference(price: Price) -> tuple[tuple[int, float, int, bool], bool, float]:
     other = price.settings.collective != collective_for(price.settings.codec)
     return given_up(price.settings), other, -price.useful_samples_s

@@ -70,8 +70,7 @@ _ROWS = (
     ("topk:0.1,gather", "bsp", _FAST, 0.0947, _CODECS),
     ("onebit:40", "bsp", _FAST, 0.1537, _CODECS),
     ("powersgd", "bsp", _FAST, 0.0660, _CODECS),
-    ("fp32", "local:2", _FAST, 0.0151, _CODECS),
-    ("int4", "local:2", _FAST, 0.0179, _CODECS),
+    ("nf4", "local:2", _SAFE, 0.0118, _CODECS),
     ("fp32", "local:4", _FAST, 0.0240, _CODECS),
     ("int8", "local:4", _FAST, 0.0239, _CODECS),
     ("fp32", "local:8", _FAST, 0.0377, _CODECS),
@@ -117,7 +116,7 @@ WORTH: Mapping[Tried, float] = MappingProxyType({Tried(codec, sync): worth for c
 _KNOWN = [*_WORTH, *((codec, sync, 1.0) for codec, sync, quality, _, _ in _ROWS if quality is not _FAST)]
 _BEST_WORTH = {sync: max(worth for _, other, worth in _KNOWN if other == sync) for _, sync, _ in _KNOWN}
 
-PERIODS_OF_SGD = frozenset({"local:4", "local:8"})
+PERIODS_OF_SGD = frozenset({"local:2", "local:4", "local:8"})
 """The modes with a period in which SGD was near enough, too: with two models of 11 M parameters (`target.md`,
 `goals.md`). Where rounds overlap, or are sparse, one laptop alone was sooner at its loss."""
 
