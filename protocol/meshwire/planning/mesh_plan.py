@@ -22,6 +22,7 @@ from meshwire.planning.price import Binds, JobSettings, Price, Pricing
 from meshwire.planning.quality import Quality
 from meshwire.planning.replan import RATES, SettingsForecast, StepForecast
 from meshwire.planning.step_trace import StepTrace
+from meshwire.sync_modes.codec_for_mode import suits
 from meshwire.sync_modes.batch_sizes import DEAD_BAND, sizes_by_speed
 from meshwire.sync_modes.mode import SyncSettings, sync_settings
 from meshwire.sync_modes.settings_changes import refusal_of_codec, refusal_of_period
@@ -130,11 +131,15 @@ class MeshPlan:
 
     def larger_batch(self, option: Option) -> Option | None:
         """The same devices and codec with a round after several steps (O6), as few as bring most of what that can
-        bring; None: that is little, or rounds are of periods. Never chosen by itself, for it is another batch."""
+        bring; None: that is little, or the codec is of a period's weights alone. Never chosen by itself, for it is
+        another batch."""
         settings = option.price.settings
-        if settings.sync.period or settings.sync.accumulate > 1:
+        if settings.sync.accumulate > 1:
             return None
-        tried = [replace(settings, sync=sync_settings(f"bsp,accumulate={steps}")) for steps in ACCUMULATED]
+        syncs = [sync_settings(f"bsp,accumulate={steps}") for steps in ACCUMULATED]
+        tried = [replace(settings, sync=sync) for sync in syncs if suits(sync, settings.codec)]
+        if not tried:
+            return None
         hubs = option.hubs is True
         prices = [self._priced([each], option.others, hubs=hubs)[0] for each in tried]
         most = max(price.useful_samples_s for price in prices)

@@ -72,7 +72,7 @@ _ROWS = (
     ("powersgd", "bsp", _FAST, 0.0660, _CODECS),
     ("nf4", "local:2", _SAFE, 0.0118, _CODECS),
     ("fp32", "local:4", _FAST, 0.0240, _CODECS),
-    ("int8", "local:4", _FAST, 0.0239, _CODECS),
+    ("int8", "local:4", _FAST, 0.0258, _GRID),
     ("fp32", "local:8", _FAST, 0.0377, _CODECS),
     ("int8", "local:8", _FAST, 0.0375, _CODECS),
     ("fp32", "local:8,ssp:1", _FAST, 0.0681, _CODECS),

@@ -98,7 +98,7 @@ def for_longer(tried: Tried) -> list[tuple[float, bool]]:
     return [behind_and_within(own, base)] if len(own) >= 3 else []
 
 
-@pytest.mark.parametrize("tried", [tried for tried, found in EVIDENCE.items() if found.source in WITH_CODECS])
+@pytest.mark.parametrize("tried", [tried for tried, found in EVIDENCE.items() if found.source in WITH_CODECS[:2]])
 def test_what_was_measured_with_codecs_is_what_the_table_says(tried: Tried) -> None:
     """Safe is what was within noise with all four models, in a mode that was, with four members, too, and after 512
     steps; the row is of where it was behind most."""
