@@ -4,7 +4,7 @@ from meshtraind.storage.job_record import Job
 from meshwire.jobs.lifecycle import JobState
 from meshwire.messages.job import JobSummary
 from meshwire.planning.replan import Replanned, Replanner, StepForecast
-from meshwire.sync_modes.settings_changes import SettingsInForce, SettingsWish
+from meshwire.sync_modes.settings_changes import SettingsInForce, SettingsWish, newest_sync
 
 
 class SettingsChoice:
@@ -18,7 +18,11 @@ class SettingsChoice:
         self._replanner = None if forecast is None else Replanner(forecast, job.spec.sync.round_steps)
 
     def look(self, summary: JobSummary, step: int, now_s: float) -> Replanned | None:
-        """The settings to ask for now, if there are any. `step`: of the learner here."""
+        """The settings to ask for now, if there are any.
+
+        Args:
+            step: of the learner here, as it counts them: of several local ones, or passes, which its round is of.
+        """
         replanner = self._replanner
         if replanner is None or self._job.state is not JobState.RUNNING:
             return None
@@ -27,7 +31,8 @@ class SettingsChoice:
         if any(change.by == "person" for change in summary.changes):
             return None
         settings = self._job.in_force(summary.changes)
-        return replanner.look(now_s, step, settings, slowness(summary, replanner.forecast), summary.learning)
+        taken = step * newest_sync(self._job.spec.sync, summary.changes).round_steps
+        return replanner.look(now_s, taken, settings, slowness(summary, replanner.forecast), summary.learning)
 
 
 def wish_for(settings: SettingsInForce) -> SettingsWish:

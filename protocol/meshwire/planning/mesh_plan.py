@@ -22,8 +22,8 @@ from meshwire.planning.price import Binds, JobSettings, Price, Pricing
 from meshwire.planning.quality import Quality
 from meshwire.planning.replan import RATES, SettingsForecast, StepForecast
 from meshwire.planning.step_trace import StepTrace
-from meshwire.sync_modes.codec_for_mode import suits
 from meshwire.sync_modes.batch_sizes import DEAD_BAND, sizes_by_speed
+from meshwire.sync_modes.codec_for_mode import suits
 from meshwire.sync_modes.mode import SyncSettings, sync_settings
 from meshwire.sync_modes.settings_changes import refusal_of_codec, refusal_of_period
 

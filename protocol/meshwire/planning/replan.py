@@ -192,7 +192,7 @@ class Replanner:
         """Takes a look, as often as one likes. Returns the settings to go over to, if others are better.
 
         Args:
-            step: of the learner here.
+            step: how many the learner here has taken, each local one counted.
             settings: in force.
             slowness: how many times as long computing takes as was predicted; what is not known is 1.
             members: whose learners compute; another number of them is another rate of the links.

@@ -84,11 +84,11 @@ def test_a_longer_period_is_asked_for_with_its_codec() -> None:
     predicted = PREDICTED.model_copy(update={"step": StepForecast(compute_s=1.0, each=tuple(curves))})
     local = sync_settings("local:2")
     longer = SettingsWish(codec="fp16", period=8, by="plan")
-    assert wished(summary(), 0, predicted, 3.0, local) == []
-    assert wished(summary(), 0, predicted, 9.0, local)[:1] == [longer]
+    assert wished(summary(), 0, predicted, 2 * 3.0, local) == [], "a learner's step is a period of two"
+    assert wished(summary(), 0, predicted, 2 * 9.0, local)[:1] == [longer]
     changed = SettingsChange(first=5, period=8, by="plan")
-    assert wished(summary(changes=(changed,)), 0, predicted, 1.5, local) == [], "as predicted of that period"
-    assert wished(summary(changes=(changed.model_copy(update={"by": "person"}),)), 0, predicted, 9.0, local) == []
+    assert wished(summary(changes=(changed,)), 0, predicted, 8 * 1.5, local) == [], "as predicted of that period"
+    assert wished(summary(changes=(changed.model_copy(update={"by": "person"}),)), 0, predicted, 18.0, local) == []
 
 
 def test_what_a_person_has_chosen_stays() -> None:

@@ -123,7 +123,7 @@ def test_no_change_of_one_byte_makes_the_decoder_raise(header: Header, place: in
 
 def raw(**changes: object) -> bytes:
     fields: dict[str, object] = {
-        "magic": b"MESH", "version": 26, "kind": 2, "flags": 0, "job": 0, "generation": 0, "round": 1, "step": 0,
+        "magic": b"MESH", "version": 27, "kind": 2, "flags": 0, "job": 0, "generation": 0, "round": 1, "step": 0,
         "bucket": 0, "first_segment": 0, "segment_count": 1, "contributors": 1, "weight": 1.0, "complete": 0,
         "payload_bytes": 0, "squared_norm": 0.0, "packed_bytes": 0, "reserved": bytes(4),
     }  # fmt: skip
@@ -134,7 +134,7 @@ def raw(**changes: object) -> bytes:
     ("changes", "reason"),
     [
         ({"magic": b"GET "}, "not a meshtrain frame"),
-        ({"version": 25}, "wire version 25; this side speaks version 26"),
+        ({"version": 26}, "wire version 26; this side speaks version 27"),
         ({"kind": 0}, "unknown frame kind 0"),
         ({"flags": 4}, "unknown frame flags 0x0004"),
         ({"flags": 2}, "flags 0x0002 on a chunk"),

@@ -32,7 +32,7 @@ from tests.bench.proof.plots import Curve, Panel, panels_svg
 
 PAGE, PICTURE = "target.md", "target.svg"
 IN_THE_WAY = (
-    "Of `safe` the bytes: an eighth of fp32's at the least, so that a step takes 4 s in the cell, of which 0.5 s are "
+    "Of `safe` the bytes: a sixteenth of fp32's at the least, so that a step takes 2 s in the cell, of which 0.5 s are "
     "computing (wifi.md). Of `fast` its lag: a period of 8 steps, and one more until its mean is there. "
     "ResNet-18 has made up for it after 256 steps; the GPT, here with SGD, has not after 192, and one laptop alone is "
     "ahead of it. And of any exchange the batch: of four laptops it is four times as large, at a rate that stays, so a "

@@ -21,7 +21,7 @@ PAGE, PICTURE = "wifi.md", "wifi.svg"
 SHOWN_MEMBERS = max(MEMBERS)
 FP16_GOAL, POWERSGD_GOAL = 10.0, 1.3
 IN_THE_WAY = (
-    "**What stands in the way.** `safe` may choose nothing below an eighth of fp32's bytes, a quarter of fp16's:",
+    "**What stands in the way.** `safe` may choose nothing below a sixteenth of fp32's bytes, an eighth of fp16's:",
     "where the link binds it cannot be ten times the fp16 hook, and PowerSGD, which sends a seventieth of ResNet-18,",
     "is faster. It is not safe: on the demo's GPT it ends 0.07 nats behind ([codecs.md](codecs.md)). In",
     "[target.md](target.md) its loss stands beside those of `fast`. `fast` is limited by computing. A learner's",
@@ -44,11 +44,9 @@ def _lines(journal: Journal) -> Iterator[str]:
     yield "Laptops in one WiFi cell: what crosses the air, up and down together, is the rate. Parameters have the"
     yield "shapes of the real models, gradients are noise, and computing is a stated time a step:"
     yield "; ".join(f"{model.about}, {1000 * model.step_s:g} ms" for model in MODELS) + "."
-    yield "When this was measured `fast` went by samples a second. Now it counts what they are worth, too, and takes"
-    yield "shorter periods ([grid.md](grid.md#loss-at-equal-tokens)): measured are the settings that the cells name."
-    yield "Speed in samples, not in loss: what `safe` and `fast` give up of that,"
-    yield "[the guide](../../../deploy/guide/SETTINGS.md) says. *of one*: samples a second of all, in those of one"
-    yield "laptop alone."
+    yield "*of one*: samples a second of all, in those of one laptop alone. As planned, those of `fast` count what a"
+    yield "sample is worth when a loss is to be reached ([grid.md](grid.md#loss-at-equal-tokens)), and DDP's count whole,"
+    yield "with its PowerSGD hook, too; what was measured is speed in samples alone."
     yield from ("", f"**Expected, before it ran.** {EXPECTED}", "", "## As planned", "")
     yield f"![Speed by bandwidth, {SHOWN_MEMBERS} laptops]({PICTURE})"
     yield from (
