@@ -36,8 +36,8 @@ class SpeedWatch:
             return f"{told}, also with {printable(codec)}: meshtrain doctor says why the network has become slower"
         if step is not None and not any(one.by == "person" for one in job.changes):
             return (
-                f"{told}: where the network has become slower, it goes over to a codec or a period that sends less by itself, "
-                "if one helps; meshtrain doctor says why it is slower"
+                f"{told}: where the network has become slower, it goes over to a codec or a period that sends less by "
+                "itself, if one helps; meshtrain doctor says why it is slower"
             )
         return (
             f"{told}: where the network has become slower, meshtrain doctor says why, and meshtrain change {job.job} "
