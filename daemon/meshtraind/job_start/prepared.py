@@ -74,6 +74,7 @@ def _check_fits(job: Job, body: LearnerModel, plan: Plan) -> None:
     if not enough:
         name = job.members[job.rank].name
         other = ", --codec fp16," if suits(spec.sync, FP16) else ""
+        other += " --sync bsp," if spec.sync.period else ""
         raise RequestFailed(
             f"{name} {reason} (`meshtrain submit --dry-run` shows the parts): submit with a smaller bound"
             f"{other} or without it (--on)"

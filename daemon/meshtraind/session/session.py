@@ -803,7 +803,7 @@ class JobSession:
         found = self._choice.look(summary, self._metrics.step, time.monotonic())
         if found is None:
             return
-        wish = wish_for(found.settings)
+        wish = wish_for(found.settings, self.job.in_force(summary.changes))
         log.warning(
             "job %s: %s: a step takes %.3g s; with %s it is expected to take %.3g s, which is asked for",
             *(self.job.spec.job, found.why.value, found.step_s, wish.text(), found.expected_s),

@@ -32,12 +32,17 @@ class SettingsChoice:
             return None
         settings = self._job.in_force(summary.changes)
         taken = step * newest_sync(self._job.spec.sync, summary.changes).round_steps
-        return replanner.look(now_s, taken, settings, slowness(summary, replanner.forecast), summary.learning)
+        return replanner.look(
+            *(now_s, taken, settings, slowness(summary, replanner.forecast), summary.learning),
+            # A script that counts with `mt.steps` has worked out its last round from the period (X6).
+            keeps_period=any(report.metrics.rounds_planned for report in summary.ranks),
+        )
 
 
-def wish_for(settings: SettingsInForce) -> SettingsWish:
-    """What all are asked for, as the plan's own."""
-    return SettingsWish(codec=settings.codec, period=settings.period or None, by="plan")
+def wish_for(settings: SettingsInForce, now: SettingsInForce) -> SettingsWish:
+    """What all are asked for, as the plan's own: what is otherwise now."""
+    codec = None if settings.codec == now.codec else settings.codec
+    return SettingsWish(codec=codec, period=None if settings.period == now.period else settings.period, by="plan")
 
 
 def slowness(summary: JobSummary, forecast: StepForecast) -> float:

@@ -66,8 +66,8 @@ def what_is_longer(optimizer: Optimizer, learners: int) -> str | None:
 
 class LongerSteps:
     """From its creation on the optimizer's own step is taken at longer rates: those of as many learners as were in the
-    newest round. The script reads and sets its own ones, in a closure, too. Who has come into a job that ran does not
-    know how many they are before its first round, and takes the script's until then.
+    newest round. The script reads and sets its own ones, in a closure, too. Who has loaded a state does not know how
+    many they are before its first round, and takes the script's until then.
 
     Args:
         step: of the script's optimizer, which moves the local weights.
@@ -84,11 +84,13 @@ class LongerSteps:
         step.original = self._longer
 
     def _longer(self, closure: Callable[[], Any] | None = None) -> Any:
+        factor = local_factor(self._optimizer, self._counted())
+        if factor == 1.0:
+            return self._step(closure)
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        factor = local_factor(self._optimizer, self._counted())
         with rates_times(self._optimizer, factor), _decay_divided(self._optimizer, factor):
             self._step(None)
         return loss

@@ -77,7 +77,7 @@ class Prediction(Wire):
         samples_s: of all members together.
         alone_samples_s: of the best one of them alone.
         speeds: of each device alone, as far as known: batches that follow speed begin in these proportions (X4a).
-        step: by which the job goes over to another codec by itself; None: its codec was typed, and stays.
+        step: by which the job goes over to another codec or period by itself; None: there is none that it could.
     """
 
     samples_s: SamplesPerSecond

@@ -80,7 +80,7 @@ class Pinned:
     def settings(self, manifest: ModelManifest) -> list[JobSettings]:
         """Those that `submit` takes for this model and that have all that is pinned: of what was measured, and where
         nothing was, what `submit` itself would add. Raises ValueError where what is pinned is not legal."""
-        legal = [each for each in legal_settings(manifest, self._tried()) if self._may_be(each.sync)]
+        legal = [each for each in legal_settings(manifest, self._tried()) if self._may_be(each.sync, manifest)]
         if self.topology is None:
             return legal
         found = {}
@@ -92,8 +92,11 @@ class Pinned:
             found[str(each.codec), each.sync.text()] = replace(each, collective=collective)
         return list(found.values())
 
-    def _may_be(self, sync: SyncSettings) -> bool:
-        return not sync.period or self.periods is None or sync.text() in self.periods
+    def _may_be(self, sync: SyncSettings, manifest: ModelManifest) -> bool:
+        if not sync.period or self.sync is not None:
+            return True
+        grows = manifest.travel is not None  # by rounds, of which there would be fewer
+        return not grows and (self.periods is None or sync.text() in self.periods)
 
     def _tried(self) -> list[Tried]:
         mode = sync_settings(self.sync or DEFAULT[1])

@@ -131,14 +131,14 @@ class MeshPlan:
 
     def larger_batch(self, option: Option) -> Option | None:
         """The same devices and codec with a round after several steps (O6), as few as bring most of what that can
-        bring; None: that is little, or the codec is of a period's weights alone. Never chosen by itself, for it is
+        bring; None: that is little, or nobody knows what the codec costs in step. Never chosen by itself, for it is
         another batch."""
         settings = option.price.settings
         if settings.sync.accumulate > 1:
             return None
         syncs = [sync_settings(f"bsp,accumulate={steps}") for steps in ACCUMULATED]
         tried = [replace(settings, sync=sync) for sync in syncs if suits(sync, settings.codec)]
-        if not tried:
+        if not tried or not tried[0].measured:
             return None
         hubs = option.hubs is True
         prices = [self._priced([each], option.others, hubs=hubs)[0] for each in tried]

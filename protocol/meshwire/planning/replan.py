@@ -14,7 +14,7 @@ from enum import StrEnum
 from itertools import accumulate, pairwise
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from meshwire import limits
 from meshwire.message_base import Seconds, Wire
@@ -42,6 +42,7 @@ class SettingsForecast(SettingsInForce):
         worth: of a sample, when a loss is to be reached (`quality.worth_of`).
     """
 
+    period: Annotated[int, Field(ge=0, le=limits.PERIOD_MAX)] = 0  # forecasts of before had none
     worth: Annotated[float, Field(gt=0, le=1)] = 1.0
     step_s: Annotated[tuple[StepSeconds, ...], Field(min_length=len(RATES), max_length=len(RATES))]
 
@@ -55,7 +56,14 @@ class StepForecast(Wire):
     """
 
     compute_s: Seconds
-    each: Annotated[tuple[SettingsForecast, ...], Field(min_length=1, max_length=limits.FORECASTS_MAX)]
+    each: Annotated[
+        tuple[SettingsForecast, ...],
+        Field(
+            min_length=1,
+            max_length=limits.FORECASTS_MAX,
+            validation_alias=AliasChoices("each", "codecs"),  # as jobs have it on disks whose plan knew codecs alone
+        ),
+    ]
 
     @property
     def period_max(self) -> int:
@@ -95,9 +103,14 @@ class StepForecast(Wire):
         rate = next(rate for rate, each_s in zip(fine, takes_s, strict=True) if each_s > step_s)
         return rate, rate  # the curve is steeper there than predictions are exact
 
-    def best(self, rate: float, slowness: float = 1.0) -> SettingsInForce:
-        """What to take at a rate: of what is about as soon at a loss as the fastest, that which gives up least."""
-        takes_s = {key: self.useful_step_s(key, rate, slowness) for key in self._keys()}
+    def best(self, rate: float, slowness: float = 1.0, period: int | None = None) -> SettingsInForce:
+        """What to take at a rate: of what is about as soon at a loss as the fastest, that which gives up least.
+
+        Args:
+            period: that stays; None: it need not.
+        """
+        keys = [key for key in self._keys() if period in (None, key.period)]
+        takes_s = {key: self.useful_step_s(key, rate, slowness) for key in keys}
         level_s = LEVEL * min(takes_s.values())
         return next(key for key, each_s in takes_s.items() if each_s <= level_s)
 
@@ -185,9 +198,17 @@ class Replanner:
         self._tries_after_s = TRIES_AFTER_S
         self._change: _Change | None = None
         self._gave_up = False
+        self._keeps_period = False
 
     def look(
-        self, now_s: float, step: int, settings: SettingsInForce, slowness: float, members: Sequence[int]
+        self,
+        now_s: float,
+        step: int,
+        settings: SettingsInForce,
+        slowness: float,
+        members: Sequence[int],
+        *,
+        keeps_period: bool = False,
     ) -> Replanned | None:
         """Takes a look, as often as one likes. Returns the settings to go over to, if others are better.
 
@@ -196,7 +217,9 @@ class Replanner:
             settings: in force.
             slowness: how many times as long computing takes as was predicted; what is not known is 1.
             members: whose learners compute; another number of them is another rate of the links.
+            keeps_period: it stays what it is.
         """
+        self._keeps_period = keeps_period
         if members != self._members:
             self._change, self._gave_up = None, False
         if settings != self._settings or members != self._members or self._began is None or step < self._began[1]:
@@ -230,7 +253,7 @@ class Replanner:
             return self._try_again(now_s, settings, usual_s, min(highest, 1.0), slowness)
         why = Why.SLOWER if rate < before else Why.FASTER
         self._rate = rate
-        best = forecast.best(rate, slowness)
+        best = forecast.best(rate, slowness, settings.period if self._keeps_period else None)
         if best == settings:
             return None
         useful_s, now_useful_s = (forecast.useful_step_s(each, rate, slowness) for each in (best, settings))
@@ -248,6 +271,8 @@ class Replanner:
         have, and it is time."""
         forecast, first = self.forecast, self._first
         if first is None or not forecast.knows(first) or not forecast.gives_up_less(first, settings):
+            return None
+        if self._keeps_period and first.period != settings.period:
             return None
         expected_s = forecast.step_s(first, rate, slowness)
         as_soon_s = usual_s * forecast.worth(first) / forecast.worth(settings)
