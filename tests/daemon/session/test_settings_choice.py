@@ -27,8 +27,8 @@ STEP = StepForecast(
 PREDICTED = Prediction(samples_s=32.0, alone_samples_s=32.0, step=STEP)
 
 
-def report(rank: int, batch: int = 32, samples_per_s: float = 32.0) -> RankReport:
-    metrics = Metrics(batch=batch, samples_per_s=samples_per_s)
+def report(rank: int, batch: int = 32, samples_per_s: float = 32.0, rounds_planned: int = 0) -> RankReport:
+    metrics = Metrics(batch=batch, samples_per_s=samples_per_s, rounds_planned=rounds_planned)
     return RankReport(
         job=JOB,
         rank=rank,
@@ -63,7 +63,7 @@ def wished(
     job.in_force = lambda changes=None: Job.in_force(job, changes)  # type: ignore[method-assign]
     choice = SettingsChoice(job)
     found = [choice.look(seen, step, step * step_s) for step in range(60)]
-    return [wish_for(each.settings) for each in found if each is not None]
+    return [wish_for(each.settings, job.in_force(seen.changes)) for each in found if each is not None]
 
 
 def test_the_lowest_rank_that_computes_asks_for_all() -> None:
@@ -83,9 +83,11 @@ def test_a_longer_period_is_asked_for_with_its_codec() -> None:
     ]
     predicted = PREDICTED.model_copy(update={"step": StepForecast(compute_s=1.0, each=tuple(curves))})
     local = sync_settings("local:2")
-    longer = SettingsWish(codec="fp16", period=8, by="plan")
+    longer = SettingsWish(period=8, by="plan")
     assert wished(summary(), 0, predicted, 2 * 3.0, local) == [], "a learner's step is a period of two"
     assert wished(summary(), 0, predicted, 2 * 9.0, local)[:1] == [longer]
+    counts = summary(ranks=(report(0), report(1, rounds_planned=500)))
+    assert wished(counts, 0, predicted, 2 * 9.0, local) == [], "X6: the script has told its last round"
     changed = SettingsChange(first=5, period=8, by="plan")
     assert wished(summary(changes=(changed,)), 0, predicted, 8 * 1.5, local) == [], "as predicted of that period"
     assert wished(summary(changes=(changed.model_copy(update={"by": "person"}),)), 0, predicted, 18.0, local) == []
@@ -130,7 +132,8 @@ async def test_what_is_chosen_is_asked_for_as_the_plans_own(caplog: pytest.LogCa
         seen.append((step, now_s))
         return chosen.pop(0)
 
-    session.job = cast(Job, SimpleNamespace(spec=SimpleNamespace(job=JOB)))
+    now = SettingsInForce(codec="fp16", period=0)
+    session.job = cast(Job, SimpleNamespace(spec=SimpleNamespace(job=JOB), in_force=lambda _changes: now))
     session._choice = cast(SettingsChoice, SimpleNamespace(look=look))
     session._metrics = cast(Any, SimpleNamespace(step=7))
     session._tasks = cast(Any, SimpleNamespace(spawn=lambda coroutine, _name: spawned.append(coroutine)))

@@ -211,3 +211,33 @@ def test_who_comes_in_later_begins_with_the_scripts_rate(applied: int, contribut
     LongerSteps(own := OptimizerStep(script.optimizer), rounds, 8, 2)
     own.original()
     assert script.within == pytest.approx([factor * _rate(script.optimizer)])
+
+
+def test_a_closure_is_the_optimizers_own_where_nothing_is_multiplied() -> None:
+    """Some steps take it twice, or will not do without."""
+
+    class TwoLosses(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            assert closure is not None
+            closure()
+            return super().step(closure)
+
+    calls: list[int] = []
+
+    def run(session: LearnerSession, rank: int) -> None:
+        model = net()
+        session.prepare(model, optimizer := TwoLosses(model.parameters(), lr=0.1))
+
+        def closure() -> float:
+            calls.append(rank)
+            optimizer.zero_grad()
+            x, y = batch(rank)
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            return float(loss.detach())
+
+        optimizer.step(closure)
+
+    with LocalDaemon(2, sync="local:1") as daemon:
+        daemon.run(run)
+    assert sorted(calls) == [0, 0, 1, 1]

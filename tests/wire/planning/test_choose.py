@@ -2,9 +2,12 @@
 
 import pytest
 
+from meshwire.codecs.registry import FP32
+from meshwire.model.masks import masks_of, travel_of
 from meshwire.planning.choose import NO_PERIODS, Pinned, chosen, job_settings, legal_settings, preferred, wished
 from meshwire.planning.price import JobSettings, Price
 from meshwire.planning.quality import PERIODS_OF_SGD, WORTH, Quality, Tried
+from meshwire.sync_modes.mode import sync_settings
 from meshwire.sync_modes.rate_rule import RULE_OF
 from tests.wire.planning.test_mesh_plan import manifest
 
@@ -83,6 +86,13 @@ def test_an_optimizers_own_periods_are_chosen() -> None:
 def priced_at(samples_s: float, codec: str, sync: str) -> Price:
     settings = job_settings(codec, sync)
     return Price(settings, 4, 1.0, 1.0, samples_s, 10.0, (0.0,), (0.0,), 0.0, 0.0, 0.0)
+
+
+def test_a_model_that_grows_is_given_no_period() -> None:
+    """It does so by rounds, and would have fewer of them; a person may type one."""
+    grows = MODEL.model_copy(update={"travel": travel_of(MODEL.tensors, masks_of("0.8", sync_settings("bsp"), FP32))})
+    assert {sync for _, sync, _ in texts(Pinned().settings(grows))} == {"bsp"}
+    assert {sync for _, sync, _ in texts(Pinned(sync="local:8").settings(grows))} == {"local:8"}
 
 
 def test_a_codec_that_nobody_measured_is_worth_no_more_than_those_of_its_mode() -> None:

@@ -323,6 +323,8 @@ def test_a_larger_batch_is_told_where_it_brings_much_and_never_chosen() -> None:
     assert larger.price.samples_s >= LARGER_FROM * best.price.samples_s
     assert slow.larger_batch(larger) is None
     assert all(option.price.settings.sync.accumulate == 1 for option in slow.options(Quality.FAST))
+    sparse = job_settings(None, "sparseloco:8")
+    assert slow.larger_batch(replace(best, price=replace(best.price, settings=sparse))) is None, "never tried in step"
     quick = plan(100_000, 20.0, 50)
     assert quick.larger_batch(quick.best((0,), Quality.SAFE)) is None
 

@@ -259,12 +259,15 @@ OF_PERIODS = StepForecast(
 )
 
 
-def run_periods(period: int, rate_at: Callable[[float], float], for_s: float = 600.0) -> list[int]:
+def run_periods(
+    period: int, rate_at: Callable[[float], float], for_s: float = 600.0, *, keeps_period: bool = False
+) -> list[int]:
     """Which periods a job goes over to, at what its links carry at each time."""
     replanner, now_s, found = Replanner(OF_PERIODS), 0.0, []
     for step in range(10_000):
         now_s += local_s(period, rate_at(now_s))
-        asked = replanner.look(now_s, step, SettingsInForce(codec="nf4", period=period), 1.0, (0, 1))
+        settings = SettingsInForce(codec="nf4", period=period)
+        asked = replanner.look(now_s, step, settings, 1.0, (0, 1), keeps_period=keeps_period)
         if asked is not None:
             period = asked.settings.period
             found.append(period)
@@ -276,6 +279,26 @@ def run_periods(period: int, rate_at: Callable[[float], float], for_s: float = 6
 def test_slower_links_bring_a_longer_period_and_the_first_one_is_tried_again() -> None:
     assert run_periods(2, lambda _: 1.0) == []
     assert run_periods(2, lambda now_s: 1 / 16 if now_s < 200 else 1.0) == [8, 2]
+    assert run_periods(2, lambda now_s: 1 / 16 if now_s < 200 else 1.0, keeps_period=True) == []
+
+
+def test_a_period_that_is_to_stay_is_no_reason_to_keep_the_codec() -> None:
+    curves = [curve_of(codec, true_s, period, 1.0) for codec in ("fp32", "int4:sr") for period in (2, 8)]
+    slow = Replanner(StepForecast(compute_s=COMPUTE_S, each=tuple(curves)))
+    found = [
+        slow.look(400.0 * at, 20 * at, SettingsInForce(codec="fp32", period=2), 1.0, (0,), keeps_period=True)
+        for at in range(LOOKS + 2)
+    ]
+    assert [(one.settings.codec, one.settings.period) for one in found if one is not None] == [("int4:sr", 2)]
+
+
+def test_a_forecast_of_before_periods_is_read() -> None:
+    """As jobs have it on disks: else none of them could be gone on with."""
+    old = {"compute_s": 0.5, "codecs": [{"codec": "int8", "step_s": [1.0] * len(RATES)}]}
+    forecast = StepForecast.load(old)
+    assert forecast.knows(in_step("int8"))
+    assert forecast.worth(in_step("int8")) == 1.0
+    assert StepForecast.load(forecast.model_dump()) == forecast
 
 
 def test_a_period_that_is_faster_by_no_more_than_its_samples_are_worth_less_is_not_taken() -> None:
