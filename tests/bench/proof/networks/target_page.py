@@ -73,7 +73,8 @@ def page(journal: Journal) -> str:
 
 def _lines(journal: Journal) -> Iterator[str]:
     yield from ("# Time to a target loss", "", "```")
-    yield "python -m tests.bench.proof target longer safe-resnet safe-gpt safe-resnet-periods safe-gpt-periods   # losses; other work does not matter"
+    yield "python -m tests.bench.proof target longer   # losses; other work does not matter"
+    yield "python -m tests.bench.proof safe-resnet safe-gpt safe-resnet-periods safe-gpt-periods   # the same"
     yield "python -m tests.bench.proof wifi   # seconds a step, on a machine that does nothing else"
     yield from ("python -m tests.bench.proof --page", "```", "")
     yield "**A product**: losses by samples are of real learners that compute the real model on loopback, three seeds;"
