@@ -14,7 +14,7 @@ import typer
 
 import meshtrain
 from meshtrain.cli.app import app
-from meshwire.planning.quality import Quality, quality_of
+from meshwire.planning.quality import EVIDENCE, Quality
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -116,9 +116,11 @@ def test_settings_say_what_the_results_say() -> None:
         if not re.search(rf"^\| `{row[0]}` \| {re.escape(row[1])} \| [\d.]+ \| {re.escape(row[2])} \|", codecs, re.M)
     ]
     (safe,) = re.findall(r"^\| `safe`.*\| (.+) \|$", settings, re.MULTILINE)
-    named = re.findall(r"`([\w:]+)`", safe)
+    in_step, _, in_periods = safe.partition("; ")
+    named = [(name, "bsp") for name in re.findall(r"`([\w:]+)`", in_step)]
     assert len(named) >= 3
-    assert {quality_of(name, "bsp") for name in named} == {Quality.SAFE}
+    named += [(codec, sync) for sync, codec in re.findall(r"`([\w:]+)` with `([\w:]+)`", in_periods)]
+    assert {*named} == {tried for tried, found in EVIDENCE.items() if found.quality is Quality.SAFE}
     predicted = (ROOT / "tests/bench/results/predicted.md").read_text("utf-8")
     _, _, two = predicted.partition("2 on cables of 20 Mbit/s**")
     two, _, _ = two.partition("\n| **")

@@ -79,7 +79,7 @@ def test_the_table_has_the_best_and_the_default_for_each_network() -> None:
     assert rows["20", "2"][-1] == "0.067x", "0.065 was measured between namespaces"
     assert rows["1,000", "4"][-2] == "computing"
     network, training = ({key: float(row[at].rstrip("%")) for key, row in rows.items()} for at in (-4, -3))
-    assert network["20", "2"] > 80 > network["1,000", "4"] > 0
+    assert network["20", "2"] > 60 > network["1,000", "4"] > 0
     assert training["20", "2"] < 90 < training["1,000", "4"] <= 100
     assert "51 samples/s" in shown.stderr
     assert "2,900,000 values: 11.1 MiB in fp32" in shown.stderr
@@ -113,7 +113,7 @@ def test_it_says_whether_the_network_is_the_bottleneck_and_what_would_help() -> 
 def test_train_alone_is_said_where_it_is_true_and_by_how_much() -> None:
     shown = run("whatif", "train.py", "--mbit", "5,10", "--peers", "2")
     assert [row[0] for row in table(shown).values()] == ["train alone"] * 2
-    assert "At 10 Mbit/s and below train alone: 2 laptops do 0.065x of one at best, with --codec int4" in shown.stderr
+    assert "At 10 Mbit/s and below train alone: 2 laptops do 0.12x of one at best, with --sync local:2" in shown.stderr
     assert "With --quality fast they are at a loss 1." in shown.stderr
     assert "--sync sparseloco:8,ssp:1." in shown.stderr
     assert "1.8 times the speed of one takes" in shown.stderr, "two are never quite twice one"
