@@ -70,7 +70,7 @@ _ROWS = (
     ("topk:0.1,gather", "bsp", _FAST, 0.0947, _CODECS),
     ("onebit:40", "bsp", _FAST, 0.1537, _CODECS),
     ("powersgd", "bsp", _FAST, 0.0660, _CODECS),
-    ("fp32", "local:2", _SAFE, 0.0000, _CODECS),
+    ("fp32", "local:2", _SAFE, 0.0, _TARGET),
     ("nf4", "local:2", _SAFE, 0.0118, _CODECS),
     ("fp32", "local:4", _FAST, 0.0240, _CODECS),
     ("int8", "local:4", _FAST, 0.0258, _GRID),
