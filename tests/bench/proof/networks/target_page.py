@@ -32,11 +32,12 @@ from tests.bench.proof.plots import Curve, Panel, panels_svg
 
 PAGE, PICTURE = "target.md", "target.svg"
 IN_THE_WAY = (
-    "Of `safe` the bytes: a sixteenth of fp32's at the least, so that a step takes 2 s in the cell, of which 0.5 s are "
-    "computing (wifi.md). Of `fast` its lag: a period of 8 steps, and one more until its mean is there. "
-    "ResNet-18 has made up for it after 256 steps; the GPT, here with SGD, has not after 192, and one laptop alone is "
-    "ahead of it. And of any exchange the batch: of four laptops it is four times as large, at a rate that stays, so a "
-    "step is worth less than four of one laptop's. Three times as soon as one is most of what there is (above)."
+    "Of `safe` the bytes: a sixteenth of fp32's at the least, so that a step takes 2 s in the cell, of which 0.5 s "
+    "are computing (wifi.md). Of `fast` its lag: a period of 8 steps, and one more until its mean is there. "
+    "ResNet-18 has made up for it after 256 steps; the GPT, here with SGD, has not after 192, and one laptop alone "
+    "is ahead of it: so scripts with SGD are no longer given what overlaps. And of any exchange the batch: of four "
+    "laptops it is four times as large, at a rate that stays, so a step is worth less than four of one laptop's. "
+    "Three times as soon as one is most of what there is (above)."
 )
 TARGET_PART = 0.75  # of the samples, after which the loss of DDP's fp16 hook, exact but for rounding, is the target
 ALONE_GOAL = 3.0

@@ -44,8 +44,8 @@ def _lines(journal: Journal) -> Iterator[str]:
     yield "Laptops in one WiFi cell: what crosses the air, up and down together, is the rate. Parameters have the"
     yield "shapes of the real models, gradients are noise, and computing is a stated time a step:"
     yield "; ".join(f"{model.about}, {1000 * model.step_s:g} ms" for model in MODELS) + "."
-    yield "*of one*: samples a second of all, in those of one laptop alone. As planned, those of `fast`, and of DDP with"
-    yield "its PowerSGD hook, count what a sample is worth when a loss is to be reached"
+    yield "*of one*: samples a second of all, in those of one laptop alone. As planned, those of `fast`, and of DDP"
+    yield "with its PowerSGD hook, count what a sample is worth when a loss is to be reached"
     yield "([grid.md](grid.md#loss-at-equal-tokens)); what was measured is speed in samples alone."
     yield from ("", f"**Expected, before it ran.** {EXPECTED}", "", "## As planned", "")
     yield f"![Speed by bandwidth, {SHOWN_MEMBERS} laptops]({PICTURE})"
