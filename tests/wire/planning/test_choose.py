@@ -123,7 +123,10 @@ def test_of_what_is_pinned_the_quality_is_no_question_but_of_the_rest_it_is() ->
     """Who types local:8 gets it, though it is only fast; who types fp32 and wants it safe does not get local:8."""
     local = Pinned(sync="local:8").settings(MODEL)
     assert wished(local, Quality.SAFE) == local
-    assert {sync for _, sync, _ in texts(wished(Pinned(codec="fp32").settings(MODEL), Quality.SAFE))} == {"bsp"}
+    assert {sync for _, sync, _ in texts(wished(Pinned(codec="fp32").settings(MODEL), Quality.SAFE))} == {
+        "bsp",
+        "local:2",
+    }
     everything = Pinned().settings(MODEL)
     assert {sync for _, sync, _ in texts(wished(everything, Quality.EXACT))} == {"bsp"}
     far = Pinned(codec="onebit").settings(MODEL)
