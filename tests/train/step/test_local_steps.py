@@ -26,7 +26,8 @@ Make = Callable[[nn.Module], torch.optim.Optimizer]
 
 
 def local_sgd(make: Make, drawn: list[list[list[Batch]]], period: int) -> nn.Module:
-    """Stich 2019: H steps on each learner, then the mean of their weights, by samples. AdamW's are longer (O13).
+    """Stich 2019: H steps on each learner, then the mean of their weights, by samples. AdamW's are longer, and weights
+    decay by as much as otherwise (O13).
 
     Args:
         drawn: batches by rank and epoch.
@@ -35,6 +36,7 @@ def local_sgd(make: Make, drawn: list[list[list[Batch]]], period: int) -> nn.Mod
     for _, optimizer in learners:
         if isinstance(optimizer, torch.optim.AdamW):
             optimizer.param_groups[0]["lr"] *= math.sqrt(len(drawn))
+            optimizer.param_groups[0]["weight_decay"] /= math.sqrt(len(drawn))
     for epoch in range(EPOCHS):
         for first in range(0, len(drawn[0][epoch]), period):
             for (model, optimizer), batches in zip(learners, drawn, strict=True):
