@@ -3103,7 +3103,7 @@ BUGS: tuple[Bug, ...] = (
         f"{TRAIN}/periods/test_local_rates.py -k decay_beside",
     ),
     Bug(
-        "periods-taken-for-steps",
+        "rounds-taken-for-steps",
         "meshtrain.train.step.gradient_step",
         "GradientStep._end_pass",
         "self._passes += 1",

@@ -7,6 +7,14 @@ import torch
 from torch.optim import Optimizer
 
 
+def run_closure(closure: Callable[[], Any] | None) -> Any:
+    """What the closure returns that a script may give to `step()`, run as torch's optimizers do; None without one."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
 class OptimizerStep:
     """One optimizer with its own `step`, remembered before the job puts another function in its place.
 

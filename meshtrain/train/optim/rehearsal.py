@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from meshtrain.train.optim.loss_scaling import LossScaling
+from meshtrain.train.optim.optimizer_step import run_closure
 
 
 class HeldBuffers(Protocol):
@@ -88,8 +89,7 @@ class Rehearsal:
 
     def step(self, closure: Callable[[], Any] | None) -> Any:
         """Instead of the optimizer's: does nothing but run what the script gives it."""
-        with torch.enable_grad():
-            result = None if closure is None else closure()
+        result = run_closure(closure)
         if not self._scaling.active:
             self.updated()
         return result

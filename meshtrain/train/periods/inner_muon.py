@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from meshtrain.errors import NotSupported
-from meshtrain.train.optim.optimizer_step import OptimizerStep
+from meshtrain.train.optim.optimizer_step import OptimizerStep, run_closure
 
 CHOICE = "use_muon"  # in a param group: whether its matrices are Muon's, where the model does not tell rightly
 NAMED_MAX = 5
@@ -135,10 +135,7 @@ class WithMuon(OptimizerStep):
 
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         """As of a torch optimizer."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = run_closure(closure)
         gradients = [matrix.grad for matrix in self._matrices]
         for matrix in self._matrices:
             matrix.grad = None

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch.optim import Optimizer
 
-from meshtrain.train.optim.optimizer_step import OptimizerStep
+from meshtrain.train.optim.optimizer_step import OptimizerStep, run_closure
 from meshtrain.train.optim.scaled_rates import BY_SIZE, rates_times
 from meshwire.messages.job import JobSpec
 
@@ -87,10 +87,7 @@ class LongerSteps:
         factor = local_factor(self._optimizer, self._counted())
         if factor == 1.0:
             return self._step(closure)
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = run_closure(closure)
         with rates_times(self._optimizer, factor), _decay_divided(self._optimizer, factor):
             self._step(None)
         return loss
@@ -106,7 +103,7 @@ class LongerSteps:
 @contextmanager
 def _decay_divided(optimizer: Optimizer, factor: float) -> Iterator[None]:
     """Inside, weights that decay by rate times decay, beside the gradient, do so by as much as without the factor."""
-    apart = [group for group in optimizer.param_groups if _decays_apart(optimizer, group)] if factor != 1.0 else []
+    apart = [group for group in optimizer.param_groups if _decays_apart(optimizer, group)]
     own = [group["weight_decay"] for group in apart]
     for group, decay in zip(apart, own, strict=True):
         group["weight_decay"] = decay / factor

@@ -21,6 +21,7 @@ from meshtrain.train.optim.clipping import UntouchedGradients
 from meshtrain.train.optim.lent_gradients import LentGradients
 from meshtrain.train.optim.loss_scaling import UNKNOWN_SCALER, LossScaling, called_by_scaler
 from meshtrain.train.optim.momentum_handover import CLIPPED_LATE
+from meshtrain.train.optim.optimizer_step import run_closure
 from meshtrain.train.optim.rehearsal import Rehearsal
 from meshtrain.train.step.base import Base
 from meshtrain.train.step.boundary import StepBoundary
@@ -107,10 +108,7 @@ class GradientStep:
             rehearsed = self.rehearsal.step(closure)
             self._pass_turn()
             return rehearsed
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = run_closure(closure)
         self._check()
         if self._contribution.sealed:
             if self._joint is not None:

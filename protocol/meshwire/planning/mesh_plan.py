@@ -23,7 +23,6 @@ from meshwire.planning.quality import Quality
 from meshwire.planning.replan import RATES, SettingsForecast, StepForecast
 from meshwire.planning.step_trace import StepTrace
 from meshwire.sync_modes.batch_sizes import DEAD_BAND, sizes_by_speed
-from meshwire.sync_modes.codec_for_mode import suits
 from meshwire.sync_modes.mode import SyncSettings, sync_settings
 from meshwire.sync_modes.settings_changes import refusal_of_codec, refusal_of_period
 
@@ -136,9 +135,8 @@ class MeshPlan:
         settings = option.price.settings
         if settings.sync.accumulate > 1:
             return None
-        syncs = [sync_settings(f"bsp,accumulate={steps}") for steps in ACCUMULATED]
-        tried = [replace(settings, sync=sync) for sync in syncs if suits(sync, settings.codec)]
-        if not tried or not tried[0].measured:
+        tried = [replace(settings, sync=sync_settings(f"bsp,accumulate={steps}")) for steps in ACCUMULATED]
+        if not tried[0].measured:
             return None
         hubs = option.hubs is True
         prices = [self._priced([each], option.others, hubs=hubs)[0] for each in tried]
@@ -226,8 +224,7 @@ def _goes_over(before: SyncSettings, after: SyncSettings) -> bool:
     """Whether a job that runs can go over from one mode to the other: they differ by the period alone (C3)."""
     if after == before:
         return True
-    longer = before.model_copy(update={"period": after.period})
-    return longer == after and refusal_of_period(before, after.period) is None
+    return before.with_period(after.period) == after and refusal_of_period(before, after.period) is None
 
 
 def _by_way_of(ranks: Sequence[int], settings: Sequence[JobSettings]) -> list[JobSettings]:

@@ -36,7 +36,7 @@ StepSeconds = Annotated[float, Field(gt=0, le=limits.SECONDS_MAX)]
 
 
 class SettingsForecast(SettingsInForce):
-    """What a local step is predicted to take with a codec and a period, by `RATES`.
+    """What a local step is predicted to take with these settings, by `RATES`.
 
     Attributes:
         worth: of a sample, when a loss is to be reached (`quality.worth_of`).
@@ -45,6 +45,10 @@ class SettingsForecast(SettingsInForce):
     period: Annotated[int, Field(ge=0, le=limits.PERIOD_MAX)] = 0  # forecasts of before had none
     worth: Annotated[float, Field(gt=0, le=1)] = 1.0
     step_s: Annotated[tuple[StepSeconds, ...], Field(min_length=len(RATES), max_length=len(RATES))]
+
+    def is_of(self, settings: SettingsInForce) -> bool:
+        """Whether it is what these are predicted to take."""
+        return (self.codec, self.period) == (settings.codec, settings.period)
 
 
 class StepForecast(Wire):
@@ -80,6 +84,10 @@ class StepForecast(Wire):
         # Computing is a part of the step, and is never taken to be faster than twice (`SLOWNESS_MIN`).
         return max(between_s * SLOWNESS_MIN, between_s + (slowness - 1) * self.compute_s)
 
+    def of_period(self, period: int) -> "StepForecast":
+        """The same without what has another period."""
+        return self.model_copy(update={"each": tuple(one for one in self.each if one.period == period)})
+
     def worth(self, settings: SettingsInForce) -> float:
         """Of a sample with them, as `SettingsForecast` has it."""
         return self._found(settings).worth
@@ -103,31 +111,23 @@ class StepForecast(Wire):
         rate = next(rate for rate, each_s in zip(fine, takes_s, strict=True) if each_s > step_s)
         return rate, rate  # the curve is steeper there than predictions are exact
 
-    def best(self, rate: float, slowness: float = 1.0, period: int | None = None) -> SettingsInForce:
-        """What to take at a rate: of what is about as soon at a loss as the fastest, that which gives up least.
-
-        Args:
-            period: that stays; None: it need not.
-        """
-        keys = [key for key in self._keys() if period in (None, key.period)]
-        takes_s = {key: self.useful_step_s(key, rate, slowness) for key in keys}
-        level_s = LEVEL * min(takes_s.values())
-        return next(key for key, each_s in takes_s.items() if each_s <= level_s)
+    def best(self, rate: float, slowness: float = 1.0) -> SettingsInForce:
+        """What to take at a rate: of what is about as soon at a loss as the fastest, that which gives up least."""
+        takes_s = [self.useful_step_s(one, rate, slowness) for one in self.each]
+        level_s = LEVEL * min(takes_s)
+        found = next(one for one, each_s in zip(self.each, takes_s, strict=True) if each_s <= level_s)
+        return SettingsInForce(codec=found.codec, period=found.period)
 
     def knows(self, settings: SettingsInForce) -> bool:
         """Whether steps with them were predicted."""
-        return settings in self._keys()
+        return any(one.is_of(settings) for one in self.each)
 
     def gives_up_less(self, one: SettingsInForce, other: SettingsInForce) -> bool:
         """Whether the first settings give up less of the loss than the other ones."""
-        order = self._keys()
-        return order.index(one) < order.index(other)
-
-    def _keys(self) -> list[SettingsInForce]:
-        return [SettingsInForce(codec=one.codec, period=one.period) for one in self.each]
+        return self.each.index(self._found(one)) < self.each.index(self._found(other))
 
     def _found(self, settings: SettingsInForce) -> SettingsForecast:
-        return self.each[self._keys().index(settings)]
+        return next(one for one in self.each if one.is_of(settings))
 
     def _curve(self, settings: SettingsInForce) -> tuple[float, ...]:
         """Never faster at a lower rate, as the prediction may have it by a hair."""
@@ -198,7 +198,6 @@ class Replanner:
         self._tries_after_s = TRIES_AFTER_S
         self._change: _Change | None = None
         self._gave_up = False
-        self._keeps_period = False
 
     def look(
         self,
@@ -219,7 +218,6 @@ class Replanner:
             members: whose learners compute; another number of them is another rate of the links.
             keeps_period: it stays what it is.
         """
-        self._keeps_period = keeps_period
         if members != self._members:
             self._change, self._gave_up = None, False
         if settings != self._settings or members != self._members or self._began is None or step < self._began[1]:
@@ -235,11 +233,14 @@ class Replanner:
         self._began = (now_s, step)
         if len(self._looks) < LOOKS or self._gave_up or not self.forecast.knows(settings):
             return None
-        return self._judge(now_s, settings, max(slowness, SLOWNESS_MIN))
+        forecast = self.forecast.of_period(settings.period) if keeps_period else self.forecast
+        return self._judge(forecast, now_s, settings, max(slowness, SLOWNESS_MIN))
 
-    def _judge(self, now_s: float, settings: SettingsInForce, slowness: float) -> Replanned | None:
-        """What follows from three looks."""
-        forecast, usual_s = self.forecast, sorted(self._looks)[LOOKS // 2]
+    def _judge(
+        self, forecast: StepForecast, now_s: float, settings: SettingsInForce, slowness: float
+    ) -> Replanned | None:
+        """What follows from three looks. `forecast`: of what may be gone over to."""
+        usual_s = sorted(self._looks)[LOOKS // 2]
         change, self._change = self._change, None
         if change is not None and change.after != settings:
             self._rate = change.rate  # nobody has gone over: it is asked for again, if it is still right
@@ -250,10 +251,10 @@ class Replanner:
         before, rate = self._rate, self._rate_seen(seen)
         if rate is None:
             highest = min(high for _, high in seen)
-            return self._try_again(now_s, settings, usual_s, min(highest, 1.0), slowness)
+            return self._try_again(forecast, now_s, settings, usual_s, min(highest, 1.0), slowness)
         why = Why.SLOWER if rate < before else Why.FASTER
         self._rate = rate
-        best = forecast.best(rate, slowness, settings.period if self._keeps_period else None)
+        best = forecast.best(rate, slowness)
         if best == settings:
             return None
         useful_s, now_useful_s = (forecast.useful_step_s(each, rate, slowness) for each in (best, settings))
@@ -265,14 +266,18 @@ class Replanner:
         return Replanned(best, why, usual_s, self._change.expected_s)
 
     def _try_again(
-        self, now_s: float, settings: SettingsInForce, usual_s: float, rate: float, slowness: float
+        self,
+        forecast: StepForecast,
+        now_s: float,
+        settings: SettingsInForce,
+        usual_s: float,
+        rate: float,
+        slowness: float,
     ) -> Replanned | None:
         """What the job began with, where that gives up less, would be as soon at a loss at a rate that the links may
         have, and it is time."""
-        forecast, first = self.forecast, self._first
+        first = self._first
         if first is None or not forecast.knows(first) or not forecast.gives_up_less(first, settings):
-            return None
-        if self._keeps_period and first.period != settings.period:
             return None
         expected_s = forecast.step_s(first, rate, slowness)
         as_soon_s = usual_s * forecast.worth(first) / forecast.worth(settings)

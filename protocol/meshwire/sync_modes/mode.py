@@ -151,6 +151,10 @@ class SyncSettings(Wire):
         """The mode, as typed, by whose loss this one is judged: a larger batch is the same mean."""
         return "bsp" if self.accumulate > 1 else self.text()
 
+    def with_period(self, period: int | None) -> "SyncSettings":
+        """The same with another period; None: as it is."""
+        return self if period is None else self.model_copy(update={"period": period})
+
     def steps_in(self, round_: int) -> int:
         """How many steps a learner takes for a round, from 1: more than one with a period, or accumulation."""
         return 1 if round_ <= self.after else self.round_steps

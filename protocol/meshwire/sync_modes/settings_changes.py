@@ -76,8 +76,7 @@ def newest_codec(codec: str, changes: Sequence[SettingsChange]) -> str:
 
 def newest_sync(sync: SyncSettings, changes: Sequence[SettingsChange]) -> SyncSettings:
     """With the period that is in force, or will be soon; `sync` is the job's first."""
-    period = changes[-1].period if changes else None
-    return sync if period is None else sync.model_copy(update={"period": period})
+    return sync.with_period(changes[-1].period if changes else None)
 
 
 def begun(changes: Sequence[SettingsChange], round_: int) -> SettingsChange | None:
@@ -88,8 +87,7 @@ def begun(changes: Sequence[SettingsChange], round_: int) -> SettingsChange | No
 def local_steps(sync: SyncSettings, changes: Sequence[SettingsChange], round_: int) -> int:
     """How many steps a learner takes for a round, from 1; more than one with a period. `sync` is the job's first."""
     change = begun(changes, round_)
-    period = None if change is None else change.period
-    return max(1, (sync if period is None else sync.model_copy(update={"period": period})).steps_in(round_))
+    return max(1, sync.with_period(None if change is None else change.period).steps_in(round_))
 
 
 def codecs_by_round(codec: str, changes: Sequence[SettingsChange]) -> tuple[tuple[int, str], ...]:

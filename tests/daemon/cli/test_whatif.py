@@ -94,7 +94,7 @@ def test_networks_from_one_home_to_a_cluster_are_one_command() -> None:
     assert len(rows) == 10
     assert rows["10", "2"][0] == "train alone"
     assert rows["100", "8"][0] == "--sync local:2 --codec nf4"
-    assert not {"int", "nf4"} & {*rows["100,000", "8"][0].split()}
+    assert not any(codec in rows["100,000", "8"][0] for codec in ("int", "nf4"))
     assert float(rows["100,000", "8"][2].rstrip("x")) > 7
 
 

@@ -14,6 +14,7 @@ from meshtraind.storage.job_record import Job
 from meshwire import limits
 from meshwire.messages.job import JobSummary, Metrics, RankReport
 from meshwire.model.masks import parse_masks
+from meshwire.sync_modes.mode import sync_settings
 from meshwire.sync_modes.rate_rule import parse_rate_rule
 from meshwire.sync_modes.settings_changes import SettingsChange
 from tests.daemon.fakedaemon import ANNA, BERT, JOB, SOFTWARE, summary
@@ -48,7 +49,7 @@ SPEC = cast(
     Any,
     SimpleNamespace(
         script="train.py", args=("--lr", "1"), env=(("WANDB_API_KEY", "s3cret"),),
-        sync=SimpleNamespace(text=lambda: "bsp"),
+        sync=sync_settings("bsp"),
         codec="fp16", topology=None, masks=None, scale_lr=None, engine="mesh", on_nan="stop", seed=7,
         checkpoint_every="5",
         resume=None, requirements=(), restarts_max=None, as_module=False, learners=1,

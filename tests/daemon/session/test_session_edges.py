@@ -267,7 +267,7 @@ def test_whoever_takes_a_generation_tells_of_the_replicas_that_differ(tmp_path: 
     spec = SimpleNamespace(
         job=JOB, name="x", script="x", args=(), codec="fp16", topology=None, seed=0,
         submitter=members[0].device, created_at_s=0.0,
-        sync=SimpleNamespace(text=lambda: "bsp"),
+        sync=sync_settings("bsp"),
     )  # fmt: skip
     job = Job(cast(Any, spec), members, 0, tmp_path, cast(Any, history))
     told: list[tuple[int, set[int]]] = []
@@ -352,7 +352,7 @@ class Promised:
         self.jobs = JobRouter(cast(Any, node), DialsNobody())
         spec = SimpleNamespace(
             job=JOB, name="x", script="x", args=(), codec="fp16", topology=None, seed=0, submitter=members[0].device,
-            created_at_s=0.0, sync=SimpleNamespace(text=lambda: "bsp"), resume=None, engine="mesh",
+            created_at_s=0.0, sync=sync_settings("bsp"), resume=None, engine="mesh",
         )  # fmt: skip
         history = cast(Any, SimpleNamespace(put=lambda _record: None))
         self.job = Job(cast(Any, spec), members, 2, folder, history)

@@ -73,7 +73,7 @@ def test_the_lowest_rank_that_computes_asks_for_all() -> None:
     assert asked(summary(learning=())) == []
 
 
-def test_a_longer_period_is_asked_for_with_its_codec() -> None:
+def test_a_longer_period_is_asked_for() -> None:
     """C3: with a period each look is compared with what that period was predicted to take; a person's word stays."""
     curves = [
         SettingsForecast(

@@ -178,6 +178,22 @@ def test_weights_that_decay_beside_the_gradient_decay_as_the_script_says() -> No
         assert set(seen) == {0.25 if decoupled else 0.5}
 
 
+def closure_of(
+    model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, note: Callable[[], object]
+) -> Callable[[], float]:
+    """What a script gives to `optimizer.step`: notes something, computes its gradients, and returns the loss."""
+
+    def closure() -> float:
+        note()
+        optimizer.zero_grad()
+        x, y = batch(rank)
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        return float(loss.detach())
+
+    return closure
+
+
 def test_a_closure_sees_the_scripts_rate() -> None:
     seen: list[float] = []
     losses: list[Any] = []
@@ -186,14 +202,7 @@ def test_a_closure_sees_the_scripts_rate() -> None:
         script = Rates(adamw)
         session.prepare(script.model, script.optimizer)
 
-        def closure() -> float:
-            seen.append(_rate(script.optimizer))
-            script.optimizer.zero_grad()
-            x, y = batch(rank)
-            loss = nn.functional.mse_loss(script.model(x), y)
-            loss.backward()
-            return float(loss.detach())
-
+        closure = closure_of(script.model, script.optimizer, rank, lambda: seen.append(_rate(script.optimizer)))
         losses.append(script.optimizer.step(closure))
 
     with LocalDaemon(2, sync="local:1") as daemon:
@@ -228,15 +237,7 @@ def test_a_closure_is_the_optimizers_own_where_nothing_is_multiplied() -> None:
         model = net()
         session.prepare(model, optimizer := TwoLosses(model.parameters(), lr=0.1))
 
-        def closure() -> float:
-            calls.append(rank)
-            optimizer.zero_grad()
-            x, y = batch(rank)
-            loss = nn.functional.mse_loss(model(x), y)
-            loss.backward()
-            return float(loss.detach())
-
-        optimizer.step(closure)
+        optimizer.step(closure_of(model, optimizer, rank, lambda: calls.append(rank)))
 
     with LocalDaemon(2, sync="local:1") as daemon:
         daemon.run(run)

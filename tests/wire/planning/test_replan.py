@@ -41,7 +41,7 @@ def forecast_of(step_s: Callable[[str, float], float]) -> StepForecast:
 def curve_of(
     codec: str, step_s: Callable[[str, float], float], period: int = 0, worth: float = 1.0
 ) -> SettingsForecast:
-    """Of one codec, at every rate."""
+    """What a step takes with it at each of the rates that plans are made for, as the function has it."""
     curve = tuple(step_s(codec, rate) for rate in RATES)
     return SettingsForecast(codec=codec, period=period, worth=worth, step_s=curve)
 
