@@ -1,15 +1,20 @@
 """The base in memory that outlives this process: a script that is killed and started again goes on where it was.
 
-By J3 (kept base), on the CPU: parameters, the base beside them if there is one, buffers and the optimizer's tensors lie
+By J3 (kept base), on the CPU: parameters, the base beside them if there is one, buffers and the optimizers' tensors lie
 in a file (a memfd, where there are such) that the daemon keeps open. They are what the process computes with: nothing
 is copied from step to step. The file begins with a header: which round's base lies there, where, and a word that says
-"dirty" while a round changes it. After a kill between two rounds the next process maps what it finds; after a kill
-within one the header is dirty, and the state comes from another peer.
+"dirty" while a round changes it, while it changes places, or while a local step changes the optimizer's state. After a
+kill between these the next process maps what it finds; after a kill within one the header is dirty, and the state comes
+from another peer.
+
+With a period (R9) the base lies beside the local weights, which count for nothing in the next process; the optimizer's
+state is that of the last local step.
 """
 
 import json
 import mmap
 import os
+import re
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol
 
@@ -20,7 +25,7 @@ from torch.optim import Optimizer
 from meshtrain.errors import MeshtrainError
 from meshtrain.machine import memory_part_bytes
 from meshtrain.train.model.optimizers import options, plain, restore_options
-from meshtrain.train.model.state import PROGRESS, RoundProgress
+from meshtrain.train.model.state import PROGRESS, SCRIPT, RoundProgress
 from meshwire.memory_layout.kept_state import (
     DIRTY,
     DIRTY_OFFSET,
@@ -37,10 +42,12 @@ VALUES = "values"  # of trained parameters, by position
 BESIDE = "beside"  # their base, where they hold something else at times
 BUFFERS = "buffers"  # the base's, by the manifest's index
 REST = "rest"  # all tensors that rounds do not change
-STATE = "state"  # of the optimizer, by POSITION.NAME
+STATE = "state"  # of the optimizers, by OF POSITION.NAME, with OF as in `ReplicaState.optimizers`
 PLAIN, GROUPS = "plain", "groups"
 
 Where = list[Any]  # offset, dtype, shape, stride
+Owner = tuple[str, int]  # of a state: whose it is, as in `ReplicaState.optimizers`, and the parameter's position
+_OWNER = re.compile(r"([a-z]*\.)?(\d+)")
 
 
 class ProgressSource(Protocol):
@@ -79,16 +86,20 @@ class NoKeptState:
         raise MeshtrainError(f"this process has no memory that could hold the base after round {round_}")
 
     def dirty(self) -> None:
-        """The base is about to change."""
+        """The base, or what goes with it, is about to change: of no use until `clean`."""
 
     def clean(self, round_: int) -> None:
-        """The parameters hold the base after this round."""
+        """The base is that after this round, with all that goes with it. It lies where it was said to be."""
+
+    def turning(self) -> None:
+        """The base is about to change places with what the parameters hold, or with what lies beside them: of no use
+        until one of the next two."""
 
     def beside(self) -> None:
         """From now on the base lies beside the parameters, which will hold something else."""
 
     def in_parameters(self) -> None:
-        """The parameters hold the base again."""
+        """The parameters hold the base, as they do at first."""
 
 
 class _File:
@@ -159,25 +170,31 @@ class KeptState(NoKeptState):
         descriptor: of the file.
         parameters: that are trained.
         rest: tensors that rounds do not change.
-        optimizer: the script's.
+        optimizers: of `ReplicaState.optimizers`: the script's, and those beside it.
     """
 
     def __init__(
-        self, descriptor: int, parameters: Sequence[torch.Tensor], rest: Sequence[torch.Tensor], optimizer: Optimizer
+        self,
+        descriptor: int,
+        parameters: Sequence[torch.Tensor],
+        rest: Sequence[torch.Tensor],
+        optimizers: Mapping[str, Optimizer],
     ) -> None:
         self._file = _File(descriptor)
         self._parameters = list(parameters)
         self._rest = list(rest)
         self._known = {id(parameter) for parameter in self._parameters}
-        self._optimizer = optimizer
+        self._optimizers = optimizers
+        self._script = optimizers[SCRIPT]
         self._index: dict[str, dict[str, Where]] = {}
         self._regions: dict[str, tuple[int, int]] = {}
         self._index_region = self._record_region = (HEADER_BYTES, 0)
-        self._states: list[dict[str, torch.Tensor]] = [{} for _ in self._parameters]
-        self._plain: dict[str, dict[str, Any]] = {}  # of the optimizer's state, by position, what is no tensor
+        self._states: dict[Owner, dict[str, torch.Tensor]] = {}
+        self._plain: dict[str, dict[str, Any]] = {}  # of the optimizers' states, by owner, what is no tensor
         self._addresses: list[int] = []  # of the parameters' values in the file
         self._header: KeptHeader | None = None
-        self._taken = self._lost = self._is_beside = False
+        self._base: str | None = VALUES  # the part that it is; None: it lies whole in none
+        self._taken = self._lost = self._changing = False
         self._source: ProgressSource | None = None
 
     # From one process to the next
@@ -205,7 +222,7 @@ class KeptState(NoKeptState):
             parameter.data = value
         for tensor, value in zip(self._rest, self._tensors(REST, self._rest), strict=True):
             tensor.data = value
-        self._take_over_optimizer(record)
+        self._take_over_optimizers(record)
         self._header, self._taken = header, True
         return RoundProgress.load(record[PROGRESS])
 
@@ -217,15 +234,17 @@ class KeptState(NoKeptState):
                 raise MeshtrainError("memory holds the base of another model")
         return [self._file.tensor(places[str(position)]) for position in range(len(like))]
 
-    def _take_over_optimizer(self, record: Mapping[str, Any]) -> None:
-        states: dict[int, dict[str, Any]] = {int(key): dict(values) for key, values in record[PLAIN].items()}
+    def _take_over_optimizers(self, record: Mapping[str, Any]) -> None:
+        states: dict[Owner, dict[str, Any]] = {_owner(key)[0]: dict(values) for key, values in record[PLAIN].items()}
         for key, where in self._index.get(STATE, {}).items():
-            position, _, name = key.partition(".")
-            states.setdefault(int(position), {})[name] = self._states[int(position)][name] = self._file.tensor(where)
-        self._optimizer.state.clear()
-        for number, state in states.items():
-            self._optimizer.state[self._parameters[number]] = state
-        for group, values in zip(self._optimizer.param_groups, record[GROUPS], strict=True):
+            owner, name = _owner(key)
+            tensor = self._states.setdefault(owner, {})[name] = self._file.tensor(where)
+            states.setdefault(owner, {})[name] = tensor
+        for optimizer in self._optimizers.values():
+            optimizer.state.clear()
+        for (of, position), state in states.items():
+            self._optimizers[of].state[self._parameters[position]] = state
+        for group, values in zip(self._script.param_groups, record[GROUPS], strict=True):
             restore_options(group, values)
 
     def begin(
@@ -265,19 +284,19 @@ class KeptState(NoKeptState):
     # From round to round
 
     def dirty(self) -> None:
-        """The base is about to change."""
-        if self._header is not None:
-            self._file.write(DIRTY_OFFSET, DIRTY.to_bytes(WORD_BYTES, "little"))
+        """Until `clean` the file is of no use; see `NoKeptState.dirty`."""
+        self._changing = True
+        self._mark_dirty()
 
     def clean(self, round_: int) -> None:
-        """The parameters hold the base after this round."""
+        """What lies in the file is the base after this round; see `NoKeptState.clean`."""
         if self._lost:
             return
         try:
-            if self._header is not None:
-                self.dirty()
+            self._mark_dirty()
             if self._follow():
-                self._is_beside = False
+                # What was forgotten (`OptimizerStep.forget`) the next step makes anew.
+                self._changing = any(not self._optimizers[of].state for of, _ in self._states)
                 self._write_record()
                 self._write_header(round_)
                 return
@@ -285,22 +304,31 @@ class KeptState(NoKeptState):
             pass
         self._give_up()
 
+    def turning(self) -> None:
+        """Until it is said where the base lies the file is of no use; see `NoKeptState.turning`."""
+        self._base = None
+        self._mark_dirty()
+
     def beside(self) -> None:
         """From now on the base lies beside the parameters, which will hold something else."""
-        self._hold(beside=True)
+        self._lie(BESIDE)
 
     def in_parameters(self) -> None:
-        """The parameters hold the base again."""
-        self._hold(beside=False)
+        """The parameters hold the base."""
+        self._lie(VALUES)
 
-    def _hold(self, *, beside: bool) -> None:
-        if self._header is not None and not self._lost and self._is_beside is not beside:
-            self._is_beside = beside
+    def _lie(self, part: str) -> None:
+        if self._header is not None and not self._lost and self._base != part:
+            self._base = part
             self._write_header(self._header.round)
+
+    def _mark_dirty(self) -> None:
+        if self._header is not None:
+            self._file.write(DIRTY_OFFSET, DIRTY.to_bytes(WORD_BYTES, "little"))
 
     def _give_up(self) -> None:
         """Marks the file as holding no base, for good: this optimizer or script cannot be followed."""
-        self.dirty()
+        self._mark_dirty()
         self._lost = True
 
     def _follow(self) -> bool:
@@ -309,23 +337,27 @@ class KeptState(NoKeptState):
             return False  # the script has moved its model
         new: dict[str, torch.Tensor] = {}
         self._plain = {}
-        states = self._optimizer.state
+        if not all(self._follow_one(of, optimizer, new) for of, optimizer in self._optimizers.items()):
+            return False
+        return not new or self._take_in(new)
+
+    def _follow_one(self, of: str, optimizer: Optimizer, new: dict[str, torch.Tensor]) -> bool:
+        states = optimizer.state
         for position, parameter in enumerate(self._parameters):
-            known, tensors = self._states[position], 0
+            known, tensors = self._states.get((of, position), {}), 0
             for name, value in states[parameter].items() if parameter in states else ():
                 if isinstance(value, torch.Tensor):
                     tensors += 1
                     if known.get(name) is not value:
-                        new[f"{position}.{name}"] = value
+                        new[f"{of}{position}.{name}"] = value
                 elif isinstance(value, bool | int | float | str | None):
-                    self._plain.setdefault(str(position), {})[name] = value
+                    self._plain.setdefault(f"{of}{position}", {})[name] = value
                 else:
                     return False  # neither a tensor nor a plain value
-            if tensors < len(known):
+            if states and tensors < len(known):
                 return False  # some of it is gone
-        if len(states) > len(self._known) or any(id(owner) not in self._known for owner in states):
-            return False  # it belongs to nothing that is known here
-        return not new or self._take_in(new)
+        # Else some of it belongs to nothing that is known here.
+        return len(states) <= len(self._known) and all(id(owner) in self._known for owner in states)
 
     def _take_in(self, new: Mapping[str, torch.Tensor]) -> bool:
         known = self._index.get(STATE, {})
@@ -334,9 +366,9 @@ class KeptState(NoKeptState):
         fresh = {key: value for key, value in new.items() if key not in known}
         self._place(STATE, fresh)
         for key, value in new.items():
-            position, _, name = key.partition(".")
-            moved = self._states[int(position)][name] = self._moved(STATE, key, value)
-            self._optimizer.state[self._parameters[int(position)]][name] = moved
+            owner, name = _owner(key)
+            moved = self._states.setdefault(owner, {})[name] = self._moved(STATE, key, value)
+            self._optimizers[owner[0]].state[self._parameters[owner[1]]][name] = moved
         if fresh:
             self._write_index()
         return True
@@ -370,9 +402,7 @@ class KeptState(NoKeptState):
         self._index_region = offset, len(data)
 
     def _write_record(self) -> None:
-        groups = [
-            {name: plain(value) for name, value in options(group).items()} for group in self._optimizer.param_groups
-        ]
+        groups = [{name: plain(value) for name, value in options(group).items()} for group in self._script.param_groups]
         assert self._source is not None
         record = {PROGRESS: self._source.progress().model_dump(), PLAIN: self._plain, GROUPS: groups}
         data = json.dumps(record).encode()
@@ -381,13 +411,21 @@ class KeptState(NoKeptState):
         self._file.write(self._record_region[0], data.ljust(self._record_region[1], b"\0"))
 
     def _write_header(self, round_: int) -> None:
-        base = self._regions[BESIDE if self._is_beside else VALUES]
+        base = self._regions[self._base or VALUES]
         sample = sample_digest(self._file.sample(base))
         index, record = self._index_region, self._record_region
         made = KeptHeader(True, round_, base, index, record, self._file.size_bytes, sample)
         self._file.write(0, made.pack())
-        self._file.write(DIRTY_OFFSET, bytes(WORD_BYTES))  # one word, at once
+        if self._base is not None and not self._changing:
+            self._file.write(DIRTY_OFFSET, bytes(WORD_BYTES))  # one word, at once
         self._header = made
+
+
+def _owner(key: str) -> tuple[Owner, str]:
+    """Whose state lies under a key of the index or of the record, and the name of the value, where there is one."""
+    found = _OWNER.match(key)
+    assert found is not None
+    return (found[1] or SCRIPT, int(found[2])), key[found.end() + 1 :]
 
 
 def _described(tensor: torch.Tensor) -> Where:

@@ -27,6 +27,7 @@ from meshwire.message_base import Wire
 VALUE = "value"
 STATE = "state."
 MASK = "mask"  # which values are kept
+SCRIPT = ""  # in `ReplicaState.optimizers`: the script's
 OUTER = "outer."  # state of the outer optimizer
 MUON = "muon."  # and of Muon
 PLAIN = "plain"  # metadata: values that are not tensors
@@ -46,6 +47,7 @@ class RoundProgress(Wire):
         written: by param group, the options that steps have written: state of the base (O3, leader's options).
         scaler: of the learner's GradScaler. A boundary lies inside its `step`, before the `update` that follows: after
             an overflow one more round may overflow.
+        contributors: devices in the newest round that was anybody's, for O13; 0: not known.
     """
 
     round: Annotated[int, Field(ge=0)] = 0
@@ -54,6 +56,7 @@ class RoundProgress(Wire):
     clip_known: bool = False
     written: tuple[tuple[str, ...], ...] = ()
     scaler: dict[str, float | int] | None = None
+    contributors: Annotated[int, Field(ge=0)] = 0
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,9 @@ class ReplicaState:
             the learner's own, and its state is what a newcomer begins with.
         muon: steps some parameters in the place of `optimizer`, where one does (MuLoCo); the learner's own, too.
         masks: which values of each tensor are kept; part of the base.
+
+    Attributes:
+        optimizers: those of them that there are, by what their state is called in a saved one.
     """
 
     def __init__(
@@ -95,7 +101,9 @@ class ReplicaState:
         self.optimizer = optimizer
         self.outer = outer
         self.muon = muon
-        self._beside = [(name, each) for name, each in ((OUTER, outer), (MUON, muon)) if each is not None]
+        named = {SCRIPT: optimizer, OUTER: outer, MUON: muon}
+        self.optimizers = {name: each for name, each in named.items() if each is not None}
+        self._beside = [(name, each) for name, each in self.optimizers.items() if name != SCRIPT]
         self._masks = masks
         self._tensors = tensors
         kinds = [spec.kind for spec in tensors.manifest.tensors]

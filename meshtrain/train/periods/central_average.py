@@ -24,6 +24,7 @@ from collections.abc import Sequence
 
 import torch
 
+from meshtrain.train.model.kept_state import NoKeptState
 from meshtrain.train.optim.own_steps import OwnSteps
 from meshtrain.train.periods.local_weights import LocalWeights
 from meshwire.messages.learner import RoundDone
@@ -39,8 +40,8 @@ class CentralAverage(LocalWeights):
         learners: of each device: all of them are in a round that one of them is in (R6).
     """
 
-    def __init__(self, parameters: Sequence[torch.Tensor], own: OwnSteps, learners: int = 1) -> None:
-        super().__init__(parameters, own)
+    def __init__(self, parameters: Sequence[torch.Tensor], own: OwnSteps, kept: NoKeptState, learners: int = 1) -> None:
+        super().__init__(parameters, own, kept)
         self._learners = learners
 
     @torch.no_grad()

@@ -19,6 +19,7 @@ from typing import Protocol
 
 import torch
 
+from meshtrain.train.model.kept_state import NoKeptState
 from meshtrain.train.periods.local_weights import copies_of, in_full_precision, swap
 from meshwire.messages.learner import RoundDone
 
@@ -41,15 +42,21 @@ class FragmentWeights:
         fragments: which of them each fragment has, or of which it has drawn values, by their positions. Round k carries
             fragment (k - 1) mod P.
         drawn: which values these are; None: all of the tensor.
+        kept: is told where the base lies.
 
     Attributes:
         in_flight: the step whose round is on its way and not taken in; 0: none is.
     """
 
     def __init__(
-        self, parameters: Sequence[torch.Tensor], fragments: Sequence[Sequence[int]], drawn: DrawnFragments | None
+        self,
+        parameters: Sequence[torch.Tensor],
+        fragments: Sequence[Sequence[int]],
+        drawn: DrawnFragments | None,
+        kept: NoKeptState,
     ) -> None:
         self._parameters = list(parameters)
+        self._kept = kept
         self._fragments = [list(fragment) for fragment in fragments]
         self._drawn = drawn
         self._beside = copies_of(parameters)  # the base; of parameters that hold that the local weights
@@ -60,6 +67,11 @@ class FragmentWeights:
         self._newest = 0  # that was begun, or is in the base
         self._own_part = 0.0
         self.in_flight = 0
+
+    @property
+    def beside(self) -> list[torch.Tensor]:
+        """What lies beside the parameters, which may be the base. Whoever replaces one gives an equal one."""
+        return self._beside
 
     @property
     def apart(self) -> bool:
@@ -163,9 +175,15 @@ class FragmentWeights:
     @torch.no_grad()
     def _show(self, positions: Iterable[int], *, base: bool) -> None:
         turned = [at for at in positions if self._holds_base[at] is not base]
+        if turned:
+            self._kept.turning()
         swap([self._parameters[at] for at in turned], [self._beside[at] for at in turned])
         for at in turned:
             self._holds_base[at] = base
+        if all(self._holds_base):
+            self._kept.in_parameters()
+        elif not any(self._holds_base):
+            self._kept.beside()
 
     def _last_for_all(self, round_: int) -> int:
         """The round with which every value has travelled once, from this round on. Which values a fragment has is drawn

@@ -66,8 +66,8 @@ def what_is_longer(optimizer: Optimizer, learners: int) -> str | None:
 
 class LongerSteps:
     """From its creation on the optimizer's own step is taken at longer rates: those of as many learners as were in the
-    newest round. The script reads and sets its own ones, in a closure, too. Who has loaded a state does not know how
-    many they are before its first round, and takes the script's until then.
+    newest round. The script reads and sets its own ones, in a closure, too. A state that was saved tells of its newest
+    round, but by an older version: then they are the script's until the first one.
 
     Args:
         step: of the script's optimizer, which moves the local weights.

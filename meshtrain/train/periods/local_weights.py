@@ -6,6 +6,7 @@ from enum import Enum
 
 import torch
 
+from meshtrain.train.model.kept_state import NoKeptState
 from meshtrain.train.optim.own_steps import OwnSteps
 from meshwire.messages.learner import RoundDone
 
@@ -27,17 +28,24 @@ class LocalWeights:
     Args:
         parameters: that are trained; they hold the base.
         own: periods that have ended, and are in no round that is applied. With s=0 none ever is.
+        kept: is told where the base lies.
     """
 
     apart = False  # a round is of all weights
     in_flight = 0  # none is taken in within a period
 
-    def __init__(self, parameters: Sequence[torch.Tensor], own: OwnSteps) -> None:
+    def __init__(self, parameters: Sequence[torch.Tensor], own: OwnSteps, kept: NoKeptState) -> None:
         self._parameters = list(parameters)
         self._own = own
+        self._kept = kept
         self._beside = copies_of(parameters)
         self._start: list[torch.Tensor] | None = None  # where the period began, if not at the base
         self._held = _ParametersHold.BASE
+
+    @property
+    def beside(self) -> list[torch.Tensor]:
+        """What lies beside the parameters, which may be the base. Whoever replaces one gives an equal one."""
+        return self._beside
 
     @torch.no_grad()
     def difference(self, position: int) -> torch.Tensor:
@@ -65,17 +73,22 @@ class LocalWeights:
     def show_base(self, round_: int | None = None) -> None:
         """The parameters hold the base, and may be stepped as such. Local weights are kept."""
         if self._held is _ParametersHold.LOCAL:
+            self._kept.turning()
             swap(self._parameters, self._beside)
             self._held = _ParametersHold.LENT
+            self._kept.in_parameters()
 
     @torch.no_grad()
     def show_view(self) -> None:
         """The parameters hold the local weights. Where a period begins, these are where it begins."""
         if self._held is _ParametersHold.LENT:
+            self._kept.turning()
             swap(self._parameters, self._beside)
+            self._kept.beside()
         elif self._held is _ParametersHold.BASE:
             for parameter, beside in zip(self._parameters, self._beside, strict=True):
                 beside.copy_(parameter)
+            self._kept.beside()
             self._start = None
             if self._own:
                 self._own.go_ahead(self._beside)

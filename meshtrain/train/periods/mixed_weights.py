@@ -19,6 +19,7 @@ from typing import Protocol
 
 import torch
 
+from meshtrain.train.model.kept_state import NoKeptState
 from meshtrain.train.optim.own_steps import OwnSteps
 from meshtrain.train.periods.local_weights import LocalWeights, in_full_precision
 from meshwire.sync_modes.neighbours import Turn
@@ -63,14 +64,20 @@ class MixedWeights(LocalWeights):
     Args:
         parameters: that are trained; they hold the base.
         own: as of `LocalWeights`; with s=0 there is none.
+        kept: as of `LocalWeights`.
         neighbours: shows weights, and has them shown.
         every: G, local steps between two turns.
     """
 
     def __init__(
-        self, parameters: Sequence[torch.Tensor], own: OwnSteps, neighbours: Neighbourhood, every: int
+        self,
+        parameters: Sequence[torch.Tensor],
+        own: OwnSteps,
+        kept: NoKeptState,
+        neighbours: Neighbourhood,
+        every: int,
     ) -> None:
-        super().__init__(parameters, own)
+        super().__init__(parameters, own, kept)
         self._neighbours = neighbours
         self._every = every
         self._moved = [torch.zeros_like(in_full_precision(each.detach())) for each in parameters]

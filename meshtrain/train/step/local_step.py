@@ -44,6 +44,10 @@ class PeriodWeights(WorkingWeights, Protocol):
     """
 
     @property
+    def beside(self) -> list[torch.Tensor]:
+        """What lies beside the parameters, which may be the base. Whoever replaces one gives an equal one."""
+
+    @property
     def apart(self) -> bool:
         """Whether more rounds are to follow, without local steps, until all of the weights have had one."""
 
@@ -221,7 +225,10 @@ class LocalStep:
         self._boundary.check_step()
         self._frozen.check()
         self._boundary.save_in_period()
+        kept = self._base.kept
+        kept.dirty()  # the optimizer's state goes with the base
         result = self._own.original(closure)
+        kept.clean(self._base.applied)
         self._base.means.masks.hold_weights()
         self._counted = self._scaling.active
         self._count_step()
@@ -250,4 +257,5 @@ class LocalStep:
             self._weights.begin_anew()
         self._base.buffers.restore()
         if self._contribution.poisoned:
+            self._base.kept.dirty()  # until a step has made another state
             self._own.forget()

@@ -134,6 +134,7 @@ def _local_rounds(parts: EngineParts, progress: RoundProgress) -> Engine:
     steps = LocalStep(own, base, contribution, boundary, weights, growth, scaling, parts.sync)
     parts.channel.route(EndPeriod, steps.end_early)
     saver.go_on_from(progress)
+    parts.kept.begin(weights.beside, buffers.watched, saver)
     return _engine(parts, base, contribution, boundary, steps)
 
 
@@ -147,12 +148,14 @@ def _local_weights(parts: EngineParts, outer_step: OptimizerStep) -> PeriodWeigh
     parameters = parts.means.parameters()
     if parts.sync.fragments:
         drawn = parts.means if parts.sync.random else None
-        return FragmentWeights(parameters, parts.means.positions_of_rounds(parts.sync.fragments), drawn)
+        return FragmentWeights(parameters, parts.means.positions_of_rounds(parts.sync.fragments), drawn, parts.kept)
     own = OwnSteps(parameters, outer_step, parts.options, parts.coefficient)
     if parts.sync.gossip:
         around = NeighbourSlots(parts.means.slots, parts.means.places_of_parameters(), parts.channel)
-        return MixedWeights(parameters, own, around, parts.sync.gossip)
-    return CentralAverage(parameters, own, parts.learners) if parts.sync.central else LocalWeights(parameters, own)
+        return MixedWeights(parameters, own, parts.kept, around, parts.sync.gossip)
+    if parts.sync.central:
+        return CentralAverage(parameters, own, parts.kept, parts.learners)
+    return LocalWeights(parameters, own, parts.kept)
 
 
 def _base_step(parts: EngineParts) -> OptimizerStep:

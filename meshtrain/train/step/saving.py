@@ -37,6 +37,7 @@ class StateSaver:
         base, clipping = self._base, self._base.options.clipping
         base.applied = progress.round
         base.squared_norm = progress.squared_norm
+        base.contributors = progress.contributors
         if self._state.outer is None:  # else what a script clips are its own gradients, never a round (O8, inner state)
             clipping.bound = progress.clip
         clipping.known = progress.clip_known
@@ -54,6 +55,7 @@ class StateSaver:
             clip_known=clipping.known,
             written=base.options.hyperparameters.written,
             scaler=self._scaling.state(),
+            contributors=base.contributors,
         )
 
     @property

@@ -7,7 +7,7 @@ from enum import IntEnum, IntFlag
 from meshwire import limits
 
 MAGIC = b"MESH"
-WIRE_VERSION = 27
+WIRE_VERSION = 28
 RESERVED = bytes(4)
 GROUP_ENDS = 1  # `step` of the last relayed frame of a process group that a rank leaves
 GROUP_BREAKS = 2  # the same, of one whose process was lost

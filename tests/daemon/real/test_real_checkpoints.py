@@ -132,12 +132,32 @@ def test_all_scripts_are_killed_before_they_have_loaded_and_the_power_is_cut_onc
         assert all(record.missing == 0 for record in job.records()), "X1"
 
 
-def test_a_job_of_which_no_base_is_left_anywhere_begins_again(tmp_path: Path) -> None:
-    """J3, J5: with periods a base lies in the learners alone. All are killed before the first checkpoint: the job
-    begins from its start, as after a power cut, under its id."""
+def test_all_scripts_are_killed_within_their_periods_and_nothing_is_given_up(tmp_path: Path) -> None:
+    """J3, R9: local steps are lost, and dealt again; the base is in memory of all, and nobody needs a checkpoint."""
     with ChaosMesh(2, patience_s=2.0) as mesh:
         anna, bert = mesh.daemons.values()
-        job = chaosjob.ChaosJob(mesh, tmp_path, samples=240, batch=8, counts=False, step_s=0.005, sync="local:2")
+        job = chaosjob.ChaosJob(mesh, tmp_path, samples=240, batch=8, counts=False, step_s=0.05, sync="local:4")
+        jobs.wait_for(anna, job.id, lambda seen: seen.rounds > 5, "rounds")
+        for daemon in (anna, bert):
+            assert daemon.kill_learner()
+        killed = jobs.summary(anna, job.id).rounds
+        jobs.wait_for(anna, job.id, lambda seen: seen.state == "running" and seen.rounds > killed + 5, "rounds")
+        job.finish()
+        for daemon in (anna, bert):
+            summary = jobs.ended(daemon, job.id)
+            assert (summary.state, summary.replicas_equal) == ("succeeded", True), summary.error
+            assert summary.given_up == ()
+            assert "saved" not in daemon.log_path.read_text()
+
+
+def test_a_job_of_which_no_base_is_left_anywhere_begins_again(tmp_path: Path) -> None:
+    """J3, J5: of a script that moves its model the base lies in the learners alone. All are killed before the first
+    checkpoint: the job begins from its start, as after a power cut, under its id."""
+    with ChaosMesh(2, patience_s=2.0) as mesh:
+        anna, bert = mesh.daemons.values()
+        moves = "model.tally.data = model.tally.data.clone()"
+        options = {"counts": False, "sync": "local:2", "broken_step": moves}
+        job = chaosjob.ChaosJob(mesh, tmp_path, samples=240, batch=8, step_s=0.005, **options)
         jobs.wait_for(anna, job.id, lambda seen: seen.rounds > 20, "rounds")
         for daemon in (anna, bert):
             assert daemon.kill_learner()

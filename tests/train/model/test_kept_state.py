@@ -1,5 +1,7 @@
 """J3: what a learner keeps in memory, killed at any instant: of no use, or the base after a round with all it needs."""
 
+import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from meshtrain.errors import MeshtrainError
-from meshtrain.train.model.kept_state import KeptState
-from meshtrain.train.model.state import RoundProgress
+from meshtrain.train.model.kept_state import STATE, KeptState
+from meshtrain.train.model.state import SCRIPT, RoundProgress
+from meshtrain.train.session import LearnerSession
 from meshwire.memory_layout.kept_state import HEADER_BYTES, KeptHeader, kept_round
 from tests.train.localdaemon import LocalDaemon
 from tests.train.model.test_saving import (
@@ -20,6 +23,7 @@ from tests.train.model.test_saving import (
     Moment,
     Net,
     adamw,
+    batch,
     counting,
     nothing,
     replay,
@@ -35,8 +39,21 @@ def held(data: bytes) -> int | None:
     return kept_round(lambda size, offset: data[offset : offset + size], len(data))
 
 
+def told(data: bytes) -> int | None:
+    """As `held`, by its word alone: of a model with many weights too few are looked at to know better."""
+    header = KeptHeader.unpack(data)
+    return None if header is None or header.dirty else header.round
+
+
 def bytes_of(descriptor: int) -> bytes:
     return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+
+
+def muons(model: nn.Module) -> torch.optim.Optimizer:
+    """Its matrix is Muon's."""
+    optimizer = adamw(model)
+    optimizer.param_groups[0]["use_muon"] = True
+    return optimizer
 
 
 class Kills(TorchDispatchMode):
@@ -51,7 +68,7 @@ class Kills(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         data = bytes_of(self._descriptor)
-        if (round_ := held(data)) is None:
+        if (round_ := told(data)) is None:
             self.dirty += 1
         elif data not in (found := self.clean.setdefault(round_, [])):
             found.append(data)
@@ -62,6 +79,17 @@ def base_in(data: bytes) -> bytes:
     header = KeptHeader.unpack(data)
     assert header is not None
     return data[header.base[0] :][: header.base[1]]
+
+
+def state_in(data: bytes) -> bytes:
+    """Of all optimizers."""
+    header = KeptHeader.unpack(data)
+    assert header is not None
+    index = json.loads(data[header.index[0] :][: header.index[1]])["index"][STATE]
+    found = []
+    for offset, dtype, shape, _ in index.values():
+        found.append(data[offset:][: math.prod(shape) * torch.empty(0, dtype=getattr(torch, dtype)).element_size()])
+    return b"".join(found)
 
 
 def killed_everywhere(daemon: LocalDaemon, make: Make) -> tuple[Kills, list[tuple[Net, torch.optim.Optimizer]]]:
@@ -107,6 +135,85 @@ def test_killed_at_any_instant_memory_holds_a_base_or_says_that_it_holds_none(
         for (model, optimizer), (like, other) in zip(resumed, ended, strict=True):
             assert all(torch.equal(value, like.state_dict()[name]) for name, value in model.state_dict().items())
             assert state_of(optimizer) == state_of(other)
+
+
+@pytest.mark.parametrize(
+    ("make", "sync", "local_steps"),
+    [
+        (adamw, "local:3", 3),
+        (sgd, "diloco:4,stream=2,tau=1", 2),
+        pytest.param(sgd, "diloco:3", 3, marks=pytest.mark.slow),
+        pytest.param(adamw, "local:2,ssp:1", 2, marks=pytest.mark.slow),
+        pytest.param(sgd, "sma:3", 3, marks=pytest.mark.slow),
+        pytest.param(adamw, "local:3,gossip=2", 3, marks=pytest.mark.slow),
+        pytest.param(adamw, "local:4,stream=2,random", 2, marks=pytest.mark.slow),
+        pytest.param(muons, "muloco:3", 3, marks=pytest.mark.slow),
+    ],
+)
+def test_killed_at_any_instant_of_a_period_memory_holds_the_base_that_it_began_on(
+    make: Make, sync: str, local_steps: int, tmp_path: Path
+) -> None:
+    """J3, R9: local steps are lost with their process, the base, what rounds go on with, and the optimizer's state are
+    not: each later round makes of the base what it has made of it where nobody was killed."""
+    options: dict[str, Any] = {"sync": sync} | ({"visibility": "fixed"} if "ssp" in sync else {})
+    with LocalDaemon(2, **options) as first:
+        kills, ended = killed_everywhere(first, make)
+    assert kills.dirty, "it was seen while the base or the optimizer's state changed"
+    assert {1, 2} <= kills.clean.keys()
+    steps_at_most = local_steps * (2 if "ssp" in sync else 1)  # between two rounds
+    for round_, found in kills.clean.items():
+        assert len(set(map(base_in, found))) == 1, f"one base after round {round_}"
+        assert len(set(map(state_in, found))) <= steps_at_most + 1, "as whole steps have left it"
+    assert len(kills.clean[1]) > 1, "it was seen within a period, too"
+    for data in (kills.clean[1][0], kills.clean[1][-1]):
+        with LocalDaemon(2, **options) as second:
+            second.begin_from(tmp_path, 1, 0, data)
+            replay(second, first)
+            resumed = train(second, make, range(local_steps + 1, STEPS + 1), 50, decayed=False)
+        for later in range(2, second.round + 1):
+            assert second.hashes[later][0] == first.hashes[later][0], f"the base after round {later}"
+        for (model, _), (like, _) in zip(resumed, ended, strict=True):
+            assert all(torch.equal(value, like.state_dict()[name]) for name, value in model.state_dict().items())
+
+
+def test_what_a_learner_keeps_of_its_own_is_in_memory_as_the_last_local_step_has_left_it(tmp_path: Path) -> None:
+    """O8: the moments of its optimizer, which its next process begins with; and the script's rate, not the longer one
+    of local steps (O13)."""
+    left: list[tuple[bytes, list[Any]]] = []
+
+    def each(now: Moment) -> None:
+        if now.rank == 0:
+            left.append((bytes_of(first.kept[0]), state_of(now.optimizer)))
+
+    with LocalDaemon(2, sync="local:3") as first:
+        train(first, adamw, range(1, 6), 0, each, decayed=False)
+    assert [held(data) for data, _ in left] == [0, 0, 1, 1, 1]
+    for data, state in left:
+        with LocalDaemon(2, sync="local:3") as second:
+            second.begin_from(tmp_path, held(data) or 0, 0, data)
+            taken = train(second, adamw, range(0), 50, decayed=False)
+        for _, optimizer in taken:
+            assert state_of(optimizer) == state
+
+
+def test_what_is_not_finite_is_in_no_memory() -> None:
+    """V1: from the void round to the next step the optimizer has no state that anybody could go on with."""
+    seen: list[int | None] = []
+
+    def script(session: LearnerSession, rank: int) -> None:
+        model, optimizer = session.prepare(models[rank], adamw(models[rank]))
+        for number in range(1, 7):
+            optimizer.zero_grad()
+            loss = model(batch(rank, number)).square().mean()
+            if rank == 0:
+                seen.append(held(bytes_of(daemon.kept[0])))
+            (loss * (float("nan") if (rank, number) == (0, 3) else 1.0)).backward()
+            optimizer.step()
+
+    models = [Net(0), Net(1)]
+    with LocalDaemon(2, sync="local:2", on_nan="skip") as daemon:
+        daemon.run(script)
+    assert seen == [0, 0, 1, 1, None, 2]
 
 
 def test_a_base_is_beside_the_parameters_while_they_hold_a_view() -> None:
@@ -203,13 +310,14 @@ def test_memory_of_another_model_is_refused() -> None:
     descriptor = os.memfd_create("kept")
     one, other = nn.Linear(3, 3), nn.Linear(3, 4)
     optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
-    KeptState(descriptor, list(one.parameters()), [], optimizer).begin([], {}, AfterRoundFour())
+    KeptState(descriptor, list(one.parameters()), [], {SCRIPT: optimizer}).begin([], {}, AfterRoundFour())
     assert held(bytes_of(descriptor)) == 4
-    taker = KeptState(descriptor, list(other.parameters()), [], torch.optim.SGD(other.parameters(), lr=0.1))
+    others = {SCRIPT: torch.optim.SGD(other.parameters(), lr=0.1)}
+    taker = KeptState(descriptor, list(other.parameters()), [], others)
     with pytest.raises(MeshtrainError, match="another model"):
         taker.take_over(lambda _: torch.zeros(1), 4)
     with pytest.raises(MeshtrainError, match="memory does not hold the base after round 5"):
-        KeptState(descriptor, list(one.parameters()), [], optimizer).take_over(lambda _: torch.zeros(1), 5)
+        KeptState(descriptor, list(one.parameters()), [], {SCRIPT: optimizer}).take_over(lambda _: torch.zeros(1), 5)
     os.close(descriptor)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from meshtrain.train.model.kept_state import NoKeptState
 from meshtrain.train.periods import fragment_weights
 from meshtrain.train.periods.fragment_weights import FragmentWeights
 from meshtrain.train.periods.local_weights import swap
@@ -28,7 +29,7 @@ def test_a_round_exchanges_the_parameters_that_travel_in_it_alone(monkeypatch: p
 
     monkeypatch.setattr(fragment_weights, "swap", counted)
     parameters = [torch.zeros(2) for _ in range(4)]
-    weights = FragmentWeights(parameters, [[0, 1], [2], [3]], None)
+    weights = FragmentWeights(parameters, [[0, 1], [2], [3]], None, NoKeptState())
     weights.show_view()
     for parameter in parameters:
         parameter.add_(1.0)  # a local step
@@ -51,7 +52,7 @@ def test_a_round_exchanges_the_parameters_that_travel_in_it_alone(monkeypatch: p
 @pytest.mark.parametrize("how", ["taken in", "void", "on its way", "begun anew"])
 def test_each_part_has_a_round_behind_the_last_local_step(how: str) -> None:
     """Whatever becomes of them: it is the same number of rounds on all learners that take their steps together."""
-    weights = FragmentWeights([torch.zeros(1) for _ in range(3)], [[0], [1], [2]], None)
+    weights = FragmentWeights([torch.zeros(1) for _ in range(3)], [[0], [1], [2]], None, NoKeptState())
     assert not weights.apart
     for round_ in (1, 2):
         assert weights.weight(round_, 4.0, moved=True) == 4.0 * round_, "of all steps since its part's last round"

@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -213,13 +214,43 @@ def test_a_closure_sees_the_scripts_rate() -> None:
 
 
 @pytest.mark.parametrize(("applied", "contributors", "factor"), [(0, 0, 4.0), (7, 0, 1.0), (7, 2, 2.0), (0, 2, 2.0)])
-def test_who_comes_in_later_begins_with_the_scripts_rate(applied: int, contributors: int, factor: float) -> None:
-    """It does not know how many they are before it has taken in a round of theirs; 8 devices of 2 learners began."""
+def test_a_state_that_does_not_tell_of_its_round_is_gone_on_from_at_the_scripts_rate(
+    applied: int, contributors: int, factor: float
+) -> None:
+    """How many they are is not known before a round of theirs is taken in; 8 devices of 2 learners began."""
     script = Rates(adamw)
     rounds = cast(RoundsTakenIn, SimpleNamespace(applied=applied, contributors=contributors))
     LongerSteps(own := OptimizerStep(script.optimizer), rounds, 8, 2)
     own.original()
     assert script.within == pytest.approx([factor * _rate(script.optimizer)])
+
+
+def test_whoever_goes_on_from_a_state_takes_steps_as_long_as_those_of_its_newest_round(tmp_path: Path) -> None:
+    """The first period, too: two of the three that began were in that round."""
+
+    def run(daemon: LocalDaemon, first: int, steps: int) -> list[Rates]:
+        scripts = [Rates(adamw) for _ in range(3)]
+
+        def script(session: LearnerSession, rank: int) -> None:
+            session.prepare(scripts[rank].model, scripts[rank].optimizer)
+            if rank == 0 and not first:
+                daemon.save(0, 3, tmp_path)
+            for number in range(first, 2 if rank == 2 and not first else steps):
+                scripts[rank].step(batch(100 * rank + number))
+
+        daemon.run(script)
+        return scripts
+
+    with LocalDaemon(3, sync="local:2") as daemon:
+        run(daemon, 0, 8)
+        ((_, saved),) = daemon.saved
+    assert saved.round == 3
+    with LocalDaemon(3, sync="local:2") as daemon:
+        daemon.begin_from(tmp_path, 3, saved.units)
+        resumed = run(daemon, 6, 10)
+    own = _rate(adamw(net()))
+    for script in resumed:
+        assert script.within == pytest.approx([math.sqrt(2) * own] * 2 + [math.sqrt(3) * own] * 2)
 
 
 def test_a_closure_is_the_optimizers_own_where_nothing_is_multiplied() -> None:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshtrain.train.link.neighbour_slots import NeighbourSlots
+from meshtrain.train.model.kept_state import NoKeptState
 from meshtrain.train.optim.leader_options import LeaderOptions
 from meshtrain.train.optim.optimizer_step import OptimizerStep
 from meshtrain.train.optim.own_steps import OwnSteps
@@ -63,7 +64,7 @@ def weights_of(parameters: list[torch.Tensor], around: Neighbourhood, every: int
     """In a period that has begun."""
     optimizer = torch.optim.SGD(parameters, lr=1.0)
     own = OwnSteps(parameters, OptimizerStep(optimizer), LeaderOptions(optimizer, ScaledRates(None, None)), 0.0)
-    weights = MixedWeights(parameters, own, around, every)
+    weights = MixedWeights(parameters, own, NoKeptState(), around, every)
     weights.show_view()
     return weights
 
