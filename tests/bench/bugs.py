@@ -2912,8 +2912,8 @@ BUGS: tuple[Bug, ...] = (
         "air-paid-for-once",
         "meshwire.planning.playback",
         "_Round._send_next",
-        "crossings * size",
-        "size",
+        "network.air_s(at, receiver, size)",
+        "0.5 * network.air_s(at, receiver, size)",
         f"{WIRE}/planning/test_playback.py -k pays_twice",
     ),
     Bug(

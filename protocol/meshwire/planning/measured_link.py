@@ -14,6 +14,7 @@ from meshwire.message_base import Seconds, Wire
 from meshwire.planning.network import USUAL_WORK, DaemonWork, Network, PeerLink
 
 SPEED_RATIO_MAX = 1000.0  # of two devices
+SIDE_PART_MIN = 0.1  # of a byte's time in the air, on either side of the access point: measurements scatter
 SHARED_PART = 1.4  # both directions at once carry less than this of the better one alone: they share a medium
 
 Goodput = Annotated[float, Field(gt=0, le=limits.GOODPUT_BYTES_S_MAX)]
@@ -56,9 +57,14 @@ class MeasuredLink(Wire):
         return not cables and self.both_bytes_s < SHARED_PART * max(self.send_bytes_s, self.receive_bytes_s)
 
     @property
-    def crossings(self) -> int:
-        """How often what goes over it crosses the air, if it does at all: once where one end has a cable."""
-        return 1 if (self.wired is True) != (self.peer_wired is True) else 2
+    def begins_on_cable(self) -> bool:
+        """Whether this end alone has a cable, so that what goes over it crosses the air once, if it does at all."""
+        return self.wired is True and self.peer_wired is not True
+
+    @property
+    def ends_on_cable(self) -> bool:
+        """The same of the other end."""
+        return self.peer_wired is True and self.wired is not True
 
     @property
     def rates_bytes_s(self) -> tuple[float, float]:
@@ -72,22 +78,41 @@ def measured_network(links: Sequence[MeasuredLink], work: DaemonWork = USUAL_WOR
     """The network of a device, which comes first, and those that its links lead to.
 
     The first one is as fast as with the fastest of the others, and these are with each other as fast as with it. All
-    whose two directions share a medium are taken to share one, and the slowest of them sets what that carries: a slow
-    station takes the air from all.
+    whose two directions share a medium are taken to share one, the air of a cell, which each station's bytes take for
+    as long as its own rate says.
     """
     shared = [link for link in links if link.shared]
     sends, receives = zip(*(link.rates_bytes_s for link in links), strict=True)
-    on_cable = not shared or any(link.wired is True and link.crossings == 1 for link in shared)
-    first = PeerLink(max(sends), max(receives), fmean(link.rtt_s for link in links), wired=on_cable)
+    own_s = _own_air_s(shared)
+    first = PeerLink(
+        max(sends), max(receives), fmean(link.rtt_s for link in links), air_bytes_s=1.0 / own_s if own_s else None
+    )
     others = (
         PeerLink(
             receive_bytes_s,
             send_bytes_s,
             link.rtt_s,
-            wired=not link.shared or (link.peer_wired is True and link.crossings == 1),
+            air_bytes_s=None if not link.shared or link.ends_on_cable else _air_bytes_s(link, own_s),
             speed=link.peer_speed or 1.0,
         )
         for link, send_bytes_s, receive_bytes_s in zip(links, sends, receives, strict=True)
     )
-    air = min((link.crossings * link.both_bytes_s for link in shared), default=None)
-    return Network((first, *others), air_bytes_s=air, work=work)
+    return Network((first, *others), work=work)
+
+
+def _own_air_s(shared: Sequence[MeasuredLink]) -> float:
+    """For how long a byte takes the air on this device's side; 0: it has a cable.
+
+    To a device on a cable that is all that it takes. Between two stations nothing tells whose side takes how much: this
+    one is taken to be as near to the access point as the best of the others.
+    """
+    if not shared or any(link.begins_on_cable for link in shared):
+        return 0.0
+    alone = [1.0 / link.both_bytes_s for link in shared if link.ends_on_cable]
+    return min(alone) if alone else min(0.5 / link.both_bytes_s for link in shared)
+
+
+def _air_bytes_s(link: MeasuredLink, own_s: float) -> float:
+    """What passes between the other end of a link and the access point, if a byte takes so long on this side."""
+    whole_s = 1.0 / link.both_bytes_s
+    return 1.0 / max(whole_s - own_s, SIDE_PART_MIN * whole_s)

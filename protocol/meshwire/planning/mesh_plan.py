@@ -192,7 +192,7 @@ class MeshPlan:
         other crosses that once, and not twice. At this device alone is a star as it is."""
         network = self._network(group, hubs=False)
         wired = [rank for rank, link in enumerate(network.links) if link.wired]
-        mixed = network.air_bytes_s is not None and len(wired) < len(network.links) and wired != [0]
+        mixed = len(wired) < len(network.links) and wired != [0]
         return _by_way_of(wired, settings) if self._ordered and mixed else []
 
     def _option(self, group: tuple[int, ...], price: Price, *, hubs: bool = False) -> Option:

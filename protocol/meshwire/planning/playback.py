@@ -239,10 +239,8 @@ class _Round:
         network, size = self._network, self._loads[index].sizes_bytes[shard]
         up_s = size / network.links[at].up_bytes_s
         down_s = size / network.links[receiver].down_bytes_s
-        began_s, crossings = now_s, network.crossings(at, receiver)
-        if crossings:
-            assert network.air_bytes_s is not None
-            air_s = crossings * size / network.air_bytes_s
+        began_s, air_s = now_s, network.air_s(at, receiver, size)
+        if air_s:
             began_s = max(now_s, self._air)
             self._air = began_s + air_s
             self._air_s += air_s

@@ -234,7 +234,7 @@ class Pricing:
             return Binds.COMPUTE
         without = {
             Binds.LINK: self.price(settings, steps, network.without_rates()),
-            Binds.AIR: self.price(settings, steps, replace(network, air_bytes_s=None)),
+            Binds.AIR: self.price(settings, steps, network.without_air()),
             Binds.LATENCY: self.price(settings, steps, network.without_latency()),
             Binds.PROCESSOR: Pricing(self.manifest, dict.fromkeys(self._codec_prices, CodecPrice(0.0, 0.0))).price(
                 settings, steps, replace(network, work=NO_WORK)
@@ -269,8 +269,7 @@ class Pricing:
             each = [sum(sender == place for sender, _ in pairs) for place in learning]
             links = network.links[:members]
             rates = [max(vector / link.up_bytes_s, vector / link.down_bytes_s) for link in links]
-            crossings = sum(network.crossings(*pair) for pair in pairs)
-            air_s = crossings * vector / network.air_bytes_s if network.air_bytes_s is not None else 0.0
+            air_s = sum(network.air_s(*pair, vector) for pair in pairs)
             link_s.append(max(air_s, *(times * rate for times, rate in zip(each, rates, strict=True))))
             latency_s = max((network.latency_s(*pair) for pair in pairs), default=0.0)
             ends_s = 2 * (vector * work.byte_s + frames * work.message_s)

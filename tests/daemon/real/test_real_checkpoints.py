@@ -156,8 +156,9 @@ def test_a_job_of_which_no_base_is_left_anywhere_begins_again(tmp_path: Path) ->
     with ChaosMesh(2, patience_s=2.0) as mesh:
         anna, bert = mesh.daemons.values()
         moves = "model.tally.data = model.tally.data.clone()"
-        options = {"counts": False, "sync": "local:2", "broken_step": moves}
-        job = chaosjob.ChaosJob(mesh, tmp_path, samples=240, batch=8, step_s=0.005, **options)
+        job = chaosjob.ChaosJob(
+            mesh, tmp_path, samples=240, batch=8, step_s=0.005, counts=False, broken_step=moves, sync="local:2"
+        )
         jobs.wait_for(anna, job.id, lambda seen: seen.rounds > 20, "rounds")
         for daemon in (anna, bert):
             assert daemon.kill_learner()

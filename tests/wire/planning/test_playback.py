@@ -20,7 +20,7 @@ RATE = 1e6  # bytes a second: a vector a second
 
 def light(network: Network) -> Network:
     """The same with daemons that take no time."""
-    return Network(network.links, network.air_bytes_s, NO_WORK)
+    return Network(network.links, NO_WORK)
 
 
 def cables(peers: int, rtt_s: float = 0.0, rate: float = RATE) -> Network:
@@ -151,7 +151,19 @@ def test_at_another_rate_links_and_air_carry_another_part(part: float) -> None:
     for network in (cables(4), cell(4), cell(4, wired=1)):
         usual, other = played("ring", network), played("ring", network.at_rate(part))
         assert other.finished_s == pytest.approx([each / part for each in usual.finished_s])
-        assert network.at_rate(part).air_bytes_s == (None if network.air_bytes_s is None else RATE * part)
+        for link, faster in zip(network.links, network.at_rate(part).links, strict=True):
+            assert faster.air_bytes_s == (None if link.air_bytes_s is None else RATE * part)
+
+
+def test_a_slow_station_takes_the_air_for_longer_and_leaves_it_to_others_as_it_was() -> None:
+    """A byte pays on each side of the access point what that side's rate says, whoever sends."""
+    air = [RATE, RATE / 4, None]
+    network = Network(tuple(PeerLink(math.inf, math.inf, 0.0, each) for each in air), NO_WORK)
+    took_s = {(a, b): network.air_s(a, b, RATE) for a in range(3) for b in range(3) if a != b}
+    assert took_s == {(0, 1): 5.0, (1, 0): 5.0, (0, 2): 1.0, (2, 0): 1.0, (1, 2): 4.0, (2, 1): 4.0}
+    round_ = played("ring", network)
+    assert round_.air_s == pytest.approx(sum(took_s[at, (at + 1) % 3] for at in range(3)) * 4 / 3)
+    assert round_.finished_s[0] == pytest.approx(round_.air_s, rel=0.3), "it is what the round waits for"
 
 
 def test_a_bucket_that_follows_from_another_waits_for_it() -> None:

@@ -49,7 +49,7 @@ def step(before_s: float = 0.1, backward_s: float = 0.2, after_s: float = 0.05, 
 
 def quick(network: Network) -> Network:
     """Daemons that take no time."""
-    return Network(network.links, network.air_bytes_s, NO_WORK)
+    return Network(network.links, NO_WORK)
 
 
 PRICING = Pricing(manifest(), PRICES)

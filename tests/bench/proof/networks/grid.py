@@ -85,7 +85,7 @@ TRAINED = (
 TRAINED_FAST = (
     *(Way(f"{sync} nf4", sync, "nf4") for sync in ("local:2", "local:4", "local:4,ssp:1")),
     *(Way(f"{sync} int8", sync, "int8") for sync in ("local:4", "local:8", "local:8,ssp:1")),
-    *(Way(sync, sync) for sync in ("sparseloco:8", "sparseloco:8,ssp:1")),
+    *(Way(sync, sync) for sync in ("local:4", "sparseloco:8", "sparseloco:8,ssp:1")),
     Way("bsp powersgd", codec="powersgd"),
 )
 # In step, in fewer steps whose rate falls to 0 as well: what a sample is worth is read off these.
