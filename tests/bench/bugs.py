@@ -2703,8 +2703,8 @@ BUGS: tuple[Bug, ...] = (
         "muon-momentum-not-saved",
         "meshtrain.train.model.state",
         "ReplicaState.__init__",
-        "((OUTER, outer), (MUON, muon))",
-        "((OUTER, outer),)",
+        "OUTER: outer, MUON: muon}",
+        "OUTER: outer}",
         f"{TRAIN}/periods/test_inner_muon.py",
     ),
     Bug(

@@ -76,7 +76,7 @@ def test_a_lid_that_is_closed_for_minutes_costs_no_rounds() -> None:
     cluster.check_end()
 
 
-@pytest.mark.parametrize(("members", "every"), [(3, 17), pytest.param(4, 211, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("members", "every"), [(3, 17), pytest.param(4, 307, marks=pytest.mark.slow)])
 def test_no_two_parts_go_on_apart_wherever_the_network_is_cut(members: int, every: int) -> None:
     """G4: at every instant between promise and enter, and cut another way after it; all come together again. All of the
     cuts: `python -m tests.sim.cuts`."""

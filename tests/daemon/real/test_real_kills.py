@@ -85,6 +85,7 @@ def test_what_an_optimizer_keeps_survives_kills_and_a_round_with_nan(
     assert all(math.isfinite(float(each)) for text in weights for each in text.split())
 
 
+@pytest.mark.long
 def test_neighbours_mix_also_with_a_learner_that_was_killed(mesh: ChaosMesh, tmp_path: Path) -> None:
     """R9: each had some of its neighbours' weights, its next process, too, and all bases are equal to the bit (O9)."""
     first, second, third = mesh.daemons.values()

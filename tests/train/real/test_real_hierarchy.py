@@ -95,7 +95,7 @@ def mesh() -> Iterator[LocalMesh]:
         yield started
 
 
-@pytest.mark.parametrize("sync", ["bsp", "local:3"])
+@pytest.mark.parametrize("sync", [pytest.param("bsp", marks=pytest.mark.long), "local:3"])
 def test_learners_then_machines_then_sites_are_a_ring(mesh: LocalMesh, tmp_path: Path, sync: str) -> None:
     """R6, C2: of the same samples the same weights, to rounding; of gradients, as one process on all of them. A machine
     sends its learners' sum once, and only the first machine of a site sends to the other site."""
