@@ -43,7 +43,7 @@ BESIDE = "beside"  # their base, where they hold something else at times
 BUFFERS = "buffers"  # the base's, by the manifest's index
 REST = "rest"  # all tensors that rounds do not change
 STATE = "state"  # of the optimizers, by OF POSITION.NAME, with OF as in `ReplicaState.optimizers`
-PLAIN, GROUPS = "plain", "groups"
+LIVE, PLAIN, GROUPS = "live", "plain", "groups"
 
 Where = list[Any]  # offset, dtype, shape, stride
 Owner = tuple[str, int]  # of a state: whose it is, as in `ReplicaState.optimizers`, and the parameter's position
@@ -191,6 +191,7 @@ class KeptState(NoKeptState):
         self._index_region = self._record_region = (HEADER_BYTES, 0)
         self._states: dict[Owner, dict[str, torch.Tensor]] = {}
         self._plain: dict[str, dict[str, Any]] = {}  # of the optimizers' states, by owner, what is no tensor
+        self._live: list[str] = []  # owners of tensors: others have none, or none any more (`OptimizerStep.forget`)
         self._addresses: list[int] = []  # of the parameters' values in the file
         self._header: KeptHeader | None = None
         self._base: str | None = VALUES  # the part that it is; None: it lies whole in none
@@ -235,11 +236,13 @@ class KeptState(NoKeptState):
         return [self._file.tensor(places[str(position)]) for position in range(len(like))]
 
     def _take_over_optimizers(self, record: Mapping[str, Any]) -> None:
+        live = frozenset(record[LIVE])
         states: dict[Owner, dict[str, Any]] = {_owner(key)[0]: dict(values) for key, values in record[PLAIN].items()}
         for key, where in self._index.get(STATE, {}).items():
             owner, name = _owner(key)
             tensor = self._states.setdefault(owner, {})[name] = self._file.tensor(where)
-            states.setdefault(owner, {})[name] = tensor
+            if f"{owner[0]}{owner[1]}" in live:
+                states.setdefault(owner, {})[name] = tensor
         for optimizer in self._optimizers.values():
             optimizer.state.clear()
         for (of, position), state in states.items():
@@ -295,8 +298,7 @@ class KeptState(NoKeptState):
         try:
             self._mark_dirty()
             if self._follow():
-                # What was forgotten (`OptimizerStep.forget`) the next step makes anew.
-                self._changing = any(not self._optimizers[of].state for of, _ in self._states)
+                self._changing = False
                 self._write_record()
                 self._write_header(round_)
                 return
@@ -336,7 +338,7 @@ class KeptState(NoKeptState):
         if [parameter.data_ptr() for parameter in self._parameters] != self._addresses:
             return False  # the script has moved its model
         new: dict[str, torch.Tensor] = {}
-        self._plain = {}
+        self._plain, self._live = {}, []
         if not all(self._follow_one(of, optimizer, new) for of, optimizer in self._optimizers.items()):
             return False
         return not new or self._take_in(new)
@@ -354,8 +356,10 @@ class KeptState(NoKeptState):
                     self._plain.setdefault(f"{of}{position}", {})[name] = value
                 else:
                     return False  # neither a tensor nor a plain value
-            if states and tensors < len(known):
-                return False  # some of it is gone
+            if tensors:
+                self._live.append(f"{of}{position}")
+                if tensors < len(known):
+                    return False  # some of it is gone
         # Else some of it belongs to nothing that is known here.
         return len(states) <= len(self._known) and all(id(owner) in self._known for owner in states)
 
@@ -404,7 +408,8 @@ class KeptState(NoKeptState):
     def _write_record(self) -> None:
         groups = [{name: plain(value) for name, value in options(group).items()} for group in self._script.param_groups]
         assert self._source is not None
-        record = {PROGRESS: self._source.progress().model_dump(), PLAIN: self._plain, GROUPS: groups}
+        progress = self._source.progress().model_dump()
+        record = {PROGRESS: progress, LIVE: self._live, PLAIN: self._plain, GROUPS: groups}
         data = json.dumps(record).encode()
         if len(data) > self._record_region[1]:
             self._record_region = self._file.take(2 * len(data))

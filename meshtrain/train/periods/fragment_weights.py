@@ -122,7 +122,8 @@ class FragmentWeights:
     @torch.no_grad()
     def follow(self, done: RoundDone) -> None:
         """The base, which the parameters of its fragment hold, is that after this round: so are their local weights,
-        but for what `mixing` leaves. After a void round they begin again from it (V1)."""
+        but for what `mixing` leaves, and the parameters hold these again. After a void round they begin again from it
+        (V1)."""
         own_part = 0.0 if done.void else self._own_part
         index = self._index(done.round)
         for position in self._fragments[index]:
@@ -134,6 +135,8 @@ class FragmentWeights:
                 local.lerp_(base, 1.0 - own_part)
             else:
                 local.copy_(base)
+        if not all(self._holds_base):  # else somebody looks at all of the base
+            self._show(self._fragments[index], base=False)
         if not own_part:
             self._samples[index] = 0.0
         self._newest = max(self._newest, done.round)

@@ -34,7 +34,7 @@ class RoundsTakenIn(Protocol):
 
     @property
     def contributors(self) -> int:
-        """How many devices the newest one is of that this process has taken in, and that was anybody's; else 0."""
+        """How many devices the newest one is of that was anybody's; 0 where that is not known."""
 
 
 def local_steps_longer(spec: JobSpec, of_muon: Sequence[object]) -> bool:

@@ -73,7 +73,7 @@ class Base:
     Attributes:
         applied: number of the newest round in the base.
         squared_norm: of the means of the newest round that was not void.
-        contributors: devices in the newest round here that was not nobody's; 0 before the first one.
+        contributors: devices in the newest round of the base that was not nobody's; 0 before the first one.
     """
 
     def __init__(

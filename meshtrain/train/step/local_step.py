@@ -225,13 +225,22 @@ class LocalStep:
         self._boundary.check_step()
         self._frozen.check()
         self._boundary.save_in_period()
-        kept = self._base.kept
-        kept.dirty()  # the optimizer's state goes with the base
-        result = self._own.original(closure)
-        kept.clean(self._base.applied)
+        result = self._own_step(closure)
         self._base.means.masks.hold_weights()
         self._counted = self._scaling.active
         self._count_step()
+        return result
+
+    def _own_step(self, closure: Callable[[], Any] | None) -> Any:
+        """The optimizer's state goes with the base that is kept (J3), and is of no use while it changes: torch's own
+        optimizers change nothing before they have run the closure, which may take as long as the whole step."""
+        optimizer, kept = self._own.optimizer, self._base.kept
+        if closure is not None and type(optimizer).__module__.startswith("torch.optim."):
+            result = self._own.original(_and_then(closure, kept.dirty))
+        else:
+            kept.dirty()
+            result = self._own.original(closure)
+        kept.clean(self._base.applied)
         return result
 
     def _after_scaler(self) -> None:
@@ -257,5 +266,16 @@ class LocalStep:
             self._weights.begin_anew()
         self._base.buffers.restore()
         if self._contribution.poisoned:
-            self._base.kept.dirty()  # until a step has made another state
+            kept = self._base.kept
+            kept.dirty()
             self._own.forget()
+            kept.clean(self._base.applied)
+
+
+def _and_then(closure: Callable[[], Any], follows: Callable[[], None]) -> Callable[[], Any]:
+    def both() -> Any:
+        result = closure()
+        follows()
+        return result
+
+    return both

@@ -134,6 +134,7 @@ def _local_rounds(parts: EngineParts, progress: RoundProgress) -> Engine:
     steps = LocalStep(own, base, contribution, boundary, weights, growth, scaling, parts.sync)
     parts.channel.route(EndPeriod, steps.end_early)
     saver.go_on_from(progress)
+    base.contributors = min(base.contributors, parts.members)  # the job may be gone on with by fewer
     parts.kept.begin(weights.beside, buffers.watched, saver)
     return _engine(parts, base, contribution, boundary, steps)
 

@@ -27,7 +27,8 @@ class KeptHeader:
     """Where what is kept lies in the file, in bytes from its beginning.
 
     Attributes:
-        dirty: a round is on its way into the base, or what is there is not a base: it is of no use.
+        dirty: a round is on its way into the base, the base to another place, or the optimizer takes a local step; or
+            what is there is not a base: it is of no use.
         round: the newest one in the base.
         base: (offset, bytes) of the trained parameters' values.
         index: of which tensors there are, as JSON.

@@ -138,8 +138,10 @@ def test_all_scripts_are_killed_within_their_periods_and_nothing_is_given_up(tmp
         anna, bert = mesh.daemons.values()
         job = chaosjob.ChaosJob(mesh, tmp_path, samples=240, batch=8, counts=False, step_s=0.05, sync="local:4")
         jobs.wait_for(anna, job.id, lambda seen: seen.rounds > 5, "rounds")
-        for daemon in (anna, bert):
-            assert daemon.kill_learner()
+        first = {one.pid for one in anna.learners()}
+        assert anna.kill_learner()
+        until(mesh, lambda: {one.pid for one in anna.learners()} - first, "its next script")
+        assert bert.kill_learner(), "while that one still imports what it needs"
         killed = jobs.summary(anna, job.id).rounds
         jobs.wait_for(anna, job.id, lambda seen: seen.state == "running" and seen.rounds > killed + 5, "rounds")
         job.finish()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from meshtrain.errors import MeshtrainError
-from meshtrain.train.model.kept_state import STATE, KeptState
+from meshtrain.train.model.kept_state import BUFFERS, STATE, KeptState
 from meshtrain.train.model.state import SCRIPT, RoundProgress
 from meshtrain.train.session import LearnerSession
 from meshwire.memory_layout.kept_state import HEADER_BYTES, KeptHeader, kept_round
@@ -81,11 +81,25 @@ def base_in(data: bytes) -> bytes:
     return data[header.base[0] :][: header.base[1]]
 
 
-def state_in(data: bytes) -> bytes:
-    """Of all optimizers."""
+def record_in(data: bytes) -> Any:
     header = KeptHeader.unpack(data)
     assert header is not None
-    index = json.loads(data[header.index[0] :][: header.index[1]])["index"][STATE]
+    return json.loads(data[header.record[0] :][: header.record[1]].rstrip(b"\0"))
+
+
+def state_in(data: bytes) -> bytes:
+    """Of all optimizers."""
+    return part_in(data, STATE)
+
+
+def buffers_in(data: bytes) -> bytes:
+    return part_in(data, BUFFERS)
+
+
+def part_in(data: bytes, part: str) -> bytes:
+    header = KeptHeader.unpack(data)
+    assert header is not None
+    index = json.loads(data[header.index[0] :][: header.index[1]])["index"].get(part, {})
     found = []
     for offset, dtype, shape, _ in index.values():
         found.append(data[offset:][: math.prod(shape) * torch.empty(0, dtype=getattr(torch, dtype)).element_size()])
@@ -96,13 +110,15 @@ def killed_everywhere(daemon: LocalDaemon, make: Make) -> tuple[Kills, list[tupl
     """A run in which the first learner is looked at after each operation of its own."""
     kills = Kills(daemon.kept[0])
 
-    def each(now: Moment) -> None:
-        if now.rank == 0 and now.number == 1:
+    def begin(now: Moment) -> None:
+        if now.rank == 0:
             kills.__enter__()  # type: ignore[no-untyped-call]
+
+    def each(now: Moment) -> None:
         if now.rank == 0 and now.number == STEPS:
             kills.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
-    ended = train(daemon, make, range(1, STEPS + 1), 0, each, decayed=False)
+    ended = train(daemon, make, range(1, STEPS + 1), 0, each, decayed=False, prepared=begin)
     return kills, ended
 
 
@@ -163,6 +179,8 @@ def test_killed_at_any_instant_of_a_period_memory_holds_the_base_that_it_began_o
     steps_at_most = local_steps * (2 if "ssp" in sync else 1)  # between two rounds
     for round_, found in kills.clean.items():
         assert len(set(map(base_in, found))) == 1, f"one base after round {round_}"
+        assert len(set(map(buffers_in, found))) == 1, f"and its buffers after round {round_}"
+        assert {record_in(data)["progress"]["round"] for data in found} == {round_}
         assert len(set(map(state_in, found))) <= steps_at_most + 1, "as whole steps have left it"
     assert len(kills.clean[1]) > 1, "it was seen within a period, too"
     for data in (kills.clean[1][0], kills.clean[1][-1]):
@@ -196,24 +214,93 @@ def test_what_a_learner_keeps_of_its_own_is_in_memory_as_the_last_local_step_has
             assert state_of(optimizer) == state
 
 
-def test_what_is_not_finite_is_in_no_memory() -> None:
-    """V1: from the void round to the next step the optimizer has no state that anybody could go on with."""
+def half_used(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
+
+
+def test_what_is_not_finite_is_in_no_memory_behind_its_round(tmp_path: Path) -> None:
+    """V1: from then on an optimizer has no state, its next process has none, and what some parameters have again later
+    is kept, though others are not used any more."""
+    left: list[tuple[int | None, bytes, list[Any]]] = []
+
+    def script(session: LearnerSession, rank: int) -> None:
+        net, optimizer = session.prepare(models[rank], half_used(models[rank]))
+        for number in range(1, 9):
+            optimizer.zero_grad()
+            values = net[0](batch(rank, number))
+            loss = (net[1](values) if number < 5 else values).square().mean()
+            if rank == 0:
+                data = bytes_of(first.kept[0])
+                left.append((held(data), data, state_of(optimizer)))
+            (loss * (float("nan") if (rank, number) == (0, 3) else 1.0)).backward()
+            optimizer.step()
+
+    models = [nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)) for _ in range(2)]
+    with LocalDaemon(2, sync="local:2", on_nan="skip") as first:
+        first.run(script)
+    assert [round_ for round_, _, _ in left] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert left[4][2][0] == [{}] * 4, "it was forgotten"
+    assert [bool(state) for state in left[5][2][0]] == [True, True, False, False]
+    for round_, data, state in left[3:]:
+        taken = [nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)) for _ in range(2)]
+        optimizers = [half_used(model) for model in taken]
+        with LocalDaemon(2, sync="local:2") as second:
+            second.begin_from(tmp_path, round_ or 0, 0, data)
+            second.run(lambda session, rank: session.prepare(taken[rank], optimizers[rank]))  # noqa: B023
+        if round_ != 1:  # else the step that brings it about is over, and its round is not
+            assert [state_of(optimizer)[0] for optimizer in optimizers] == [state[0]] * 2
+
+
+@pytest.mark.parametrize("sync", ["bsp", "local:2"])
+def test_memory_is_of_use_while_a_closure_computes(sync: str) -> None:
+    """As frameworks give it to `step`: all of a step lies in there."""
     seen: list[int | None] = []
 
     def script(session: LearnerSession, rank: int) -> None:
         model, optimizer = session.prepare(models[rank], adamw(models[rank]))
-        for number in range(1, 7):
-            optimizer.zero_grad()
-            loss = model(batch(rank, number)).square().mean()
+
+        def closure() -> float:
             if rank == 0:
                 seen.append(held(bytes_of(daemon.kept[0])))
-            (loss * (float("nan") if (rank, number) == (0, 3) else 1.0)).backward()
+            optimizer.zero_grad()
+            loss = model(batch(rank, 1)).square().mean()
+            loss.backward()
+            return float(loss.detach())
+
+        for _ in range(4):
+            optimizer.step(closure)
+
+    models = [Net(0), Net(1)]
+    with LocalDaemon(2, sync=sync) as daemon:
+        daemon.run(script)
+    assert seen == ([0, 1, 2, 3] if sync == "bsp" else [0, 0, 1, 1])
+
+
+def test_a_base_of_parts_in_turns_is_whole_while_its_learner_waits() -> None:
+    """Behind a round of one part, for the word to begin the next step."""
+    seen: list[int | None] = []
+
+    def script(session: LearnerSession, rank: int) -> None:
+        model, optimizer = session.prepare(models[rank], sgd(models[rank]))
+        if rank == 0:
+            assert session._engine is not None
+            boundary = session._engine.boundary
+            wait = boundary.wait_start
+
+            def watched() -> None:
+                seen.append(held(bytes_of(daemon.kept[0])))
+                wait()
+
+            vars(boundary)["wait_start"] = watched
+        for number in range(1, 9):
+            optimizer.zero_grad()
+            model(batch(rank, number)).square().mean().backward()
             optimizer.step()
 
     models = [Net(0), Net(1)]
-    with LocalDaemon(2, sync="local:2", on_nan="skip") as daemon:
+    with LocalDaemon(2, sync="local:4,stream=2", hash_every=0) as daemon:
         daemon.run(script)
-    assert seen == [0, 0, 1, 1, None, 2]
+    assert seen[:4] == [1, 2, 3, 4]
 
 
 def test_a_base_is_beside_the_parameters_while_they_hold_a_view() -> None:

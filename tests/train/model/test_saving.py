@@ -35,7 +35,7 @@ Make = Callable[[nn.Module], torch.optim.Optimizer]
 
 @dataclass(frozen=True)
 class Moment:
-    """After one rank's step of this number."""
+    """After one rank's step of this number; 0: before its first one."""
 
     session: LearnerSession
     optimizer: torch.optim.Optimizer
@@ -99,15 +99,23 @@ def nothing(_: Moment) -> None:
 
 
 def train(
-    daemon: LocalDaemon, make: Make, numbers: range, seed: int, each: Each = nothing, *, decayed: bool = True
+    daemon: LocalDaemon,
+    make: Make,
+    numbers: range,
+    seed: int,
+    each: Each = nothing,
+    *,
+    decayed: bool = True,
+    prepared: Each = nothing,
 ) -> list[tuple[Net, torch.optim.Optimizer]]:
-    """Every rank takes the steps of these numbers; `each` is called after each."""
+    """Every rank takes the steps of these numbers; `each` is called after each, and `prepared` before the first one."""
     models = [Net(seed + rank) for rank in range(daemon.members)]
     optimizers = [make(model) for model in models]
 
     def script(session: LearnerSession, rank: int) -> None:
         model, optimizer = session.prepare(models[rank], optimizers[rank])
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95) if decayed else None
+        prepared(Moment(session, optimizer, rank, 0))
         for number in numbers:
             optimizer.zero_grad()
             model(batch(rank, number)).square().mean().backward()
