@@ -3,6 +3,7 @@
 The figures are a message, for a daemon keeps them and commands read them.
 """
 
+import math
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Annotated
@@ -74,16 +75,21 @@ class MeasuredLink(Wire):
         return self.both_send_bytes_s, self.both_receive_bytes_s
 
 
-def measured_network(links: Sequence[MeasuredLink], work: DaemonWork = USUAL_WORK) -> Network:
+def measured_network(
+    links: Sequence[MeasuredLink], work: DaemonWork = USUAL_WORK, *, known: Sequence[MeasuredLink] = ()
+) -> Network:
     """The network of a device, which comes first, and those that its links lead to.
 
     The first one is as fast as with the fastest of the others, and these are with each other as fast as with it. All
     whose two directions share a medium are taken to share one, the air of a cell, which each station's bytes take for
     as long as its own rate says.
+
+    Args:
+        known: its links to others that were measured, too: they tell how near it is to the access point.
     """
     shared = [link for link in links if link.shared]
     sends, receives = zip(*(link.rates_bytes_s for link in links), strict=True)
-    own_s = _own_air_s(shared)
+    own_s = _own_air_s([link for link in (*links, *known) if link.shared]) if shared else 0.0
     first = PeerLink(
         max(sends), max(receives), fmean(link.rtt_s for link in links), air_bytes_s=1.0 / own_s if own_s else None
     )
@@ -103,13 +109,17 @@ def measured_network(links: Sequence[MeasuredLink], work: DaemonWork = USUAL_WOR
 def _own_air_s(shared: Sequence[MeasuredLink]) -> float:
     """For how long a byte takes the air on this device's side; 0: it has a cable.
 
-    To a device on a cable that is all that it takes. Between two stations nothing tells whose side takes how much: this
-    one is taken to be as near to the access point as the best of the others.
+    To a device on a cable that is all that it takes, but for what its cable or processor is slower; of what it takes to
+    another station something is left for that one's side. Where no device has a cable nothing tells whose side takes
+    how much: this one is taken to be as near to the access point as the best of the others.
     """
-    if not shared or any(link.begins_on_cable for link in shared):
+    if any(link.begins_on_cable for link in shared):
         return 0.0
-    alone = [1.0 / link.both_bytes_s for link in shared if link.ends_on_cable]
-    return min(alone) if alone else min(0.5 / link.both_bytes_s for link in shared)
+    to_cables = [1.0 / link.both_bytes_s for link in shared if link.ends_on_cable]
+    to_stations = [1.0 / link.both_bytes_s for link in shared if not link.ends_on_cable]
+    if not to_cables:
+        return 0.5 * min(to_stations)
+    return min(*to_cables, *((1 - SIDE_PART_MIN) * whole_s for whole_s in to_stations), math.inf)
 
 
 def _air_bytes_s(link: MeasuredLink, own_s: float) -> float:

@@ -208,7 +208,7 @@ class MeshPlan:
 
     def _network(self, group: tuple[int, ...], *, hubs: bool) -> Network:
         links = [*(self._links[at] for at in group), *(self._hubs if hubs else ())]
-        return measured_network(links, self._work)
+        return measured_network(links, self._work, known=(*self._links, *self._hubs))
 
     def _steps(self, group: tuple[int, ...]) -> tuple[StepTrace, ...]:
         steps = tuple(self._each[at] for at in (0, *(1 + other for other in group)))

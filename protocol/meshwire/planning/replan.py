@@ -26,7 +26,8 @@ RATES = (4.0, 2.0, 1.0, 0.5, 0.25, 0.125, 0.0625, 0.03125)
 LOOK_S = 20.0  # over which a step's time is taken, at least
 STEPS_MIN = 4  # that are in it, at least
 LOOKS = 3  # that have to agree before anything follows: an evaluation, a checkpoint or a call are over sooner
-AGREES = 1.33  # of what was predicted: nine of ten predictions are nearer than that (tests/bench/results/predicted.md)
+AGREES = 1.33  # times what was predicted: what a home's network carries comes and goes by as much
+OF_OTHERS_AGREES = 1.05  # where members have come or gone: their number is no chance
 FASTER_MIN = 1.2  # times as fast: for less nothing is changed
 LEVEL = 1.05  # times as slow counts as equal
 TRIES_AFTER_S = 300.0  # whether the network is what it was; then after twice as long, and so on
@@ -96,12 +97,14 @@ class StepForecast(Wire):
         """What as much of a training takes as a step in step with fp32 is."""
         return self.step_s(settings, rate, slowness) / self.worth(settings)
 
-    def rates_at(self, settings: SettingsInForce, step_s: float, slowness: float = 1.0) -> tuple[float, float]:
+    def rates_at(
+        self, settings: SettingsInForce, step_s: float, slowness: float = 1.0, agrees: float = AGREES
+    ) -> tuple[float, float]:
         """The lowest and the highest rate at which a step takes about as long as was seen: several, where computing
-        hides what is sent."""
+        hides what is sent. `agrees`: how many times as long or short it may be."""
         fine = [RATES[0] * 2 ** (-at / 8) for at in range(8 * (len(RATES) - 1) + 1)]
         takes_s = [self.step_s(settings, rate, slowness) for rate in fine]
-        fit = [rate for rate, each_s in zip(fine, takes_s, strict=True) if step_s / AGREES <= each_s <= step_s * AGREES]
+        fit = [rate for rate, each_s in zip(fine, takes_s, strict=True) if step_s / agrees <= each_s <= step_s * agrees]
         if fit:
             return fit[-1], fit[0]
         if takes_s[-1] < step_s:
@@ -162,23 +165,26 @@ class _Change:
     """A change that was asked for: what it was to bring, and which rate was believed before.
 
     Attributes:
-        faster: whether steps were to be shorter.
+        limit_s: what steps may take at most, or it has not helped.
+        why: of it.
     """
 
     before: SettingsInForce
     after: SettingsInForce
     rate: float
     step_s: float
-    expected_s: float
-    faster: bool
+    limit_s: float
+    why: Why
 
 
 class Replanner:
     """Follows one job, and says when another codec or period would be better, and which.
 
-    Slower or faster than predicted is what three looks in a row show, of 20 s or a few steps each. A change that does
-    not bring half of what was expected is taken back, and then nothing more is changed. Where so little is sent that
-    steps do not tell how much more the links would carry, what the job began with is tried again, ever more rarely.
+    Slower or faster than predicted is what three looks in a row show, of 20 s or a few steps each. Where members have
+    come or gone, they are compared with the looks of before, and tell another rate by less of a difference. A change
+    that does not bring half of what was expected is taken back, and then nothing more is changed. Where so little is
+    sent that steps do not tell how much more the links would carry, what the job began with is tried again, ever more
+    rarely, and left again where it is slower.
 
     Args:
         forecast: what is compared with what is seen.
@@ -198,6 +204,8 @@ class Replanner:
         self._tries_after_s = TRIES_AFTER_S
         self._change: _Change | None = None
         self._gave_up = False
+        self._mistaken: float | None = None  # the prediction, by so many times, as the newest looks had it
+        self._of_others = False  # the next looks are the first ones of these members
 
     def look(
         self,
@@ -220,6 +228,7 @@ class Replanner:
         """
         if members != self._members:
             self._change, self._gave_up = None, False
+            self._of_others = self._mistaken is not None
         if settings != self._settings or members != self._members or self._began is None or step < self._began[1]:
             self._looks.clear()
             self._changed_s = now_s if settings != self._settings else self._changed_s
@@ -244,11 +253,16 @@ class Replanner:
         change, self._change = self._change, None
         if change is not None and change.after != settings:
             self._rate = change.rate  # nobody has gone over: it is asked for again, if it is still right
-        elif change is not None and change.faster and usual_s > math.sqrt(change.step_s * change.expected_s):
-            self._gave_up, self._rate = True, 1.0
-            return Replanned(change.before, Why.NO_HELP, usual_s, change.step_s)
-        seen = [forecast.rates_at(settings, step_s, slowness) for step_s in self._looks]
+        elif change is not None and usual_s > change.limit_s:
+            again = change.why is Why.AGAIN
+            self._gave_up, self._rate = not again, change.rate if again else 1.0
+            return Replanned(change.before, Why.SLOWER if again else Why.NO_HELP, usual_s, change.step_s)
+        mistaken, agrees = (self._mistaken or 1.0, OF_OTHERS_AGREES) if self._of_others else (1.0, AGREES)
+        seen = [forecast.rates_at(settings, step_s / mistaken, slowness, agrees) for step_s in self._looks]
         before, rate = self._rate, self._rate_seen(seen)
+        predicted_s = forecast.step_s(settings, before if rate is None else rate, slowness)
+        self._mistaken = min(max(usual_s / predicted_s, 1 / AGREES), AGREES)
+        self._of_others = False
         if rate is None:
             highest = min(high for _, high in seen)
             return self._try_again(forecast, now_s, settings, usual_s, min(highest, 1.0), slowness)
@@ -261,9 +275,10 @@ class Replanner:
         if now_useful_s < FASTER_MIN * useful_s and not forecast.gives_up_less(best, settings):
             return None
         expected_s, takes_s = (forecast.step_s(each, rate, slowness) for each in (best, settings))
-        faster = takes_s >= FASTER_MIN * expected_s
-        self._change = _Change(settings, best, before, usual_s, usual_s * expected_s / takes_s, faster)
-        return Replanned(best, why, usual_s, self._change.expected_s)
+        expected_s *= usual_s / takes_s
+        limit_s = math.sqrt(usual_s * expected_s) if usual_s >= FASTER_MIN * expected_s else math.inf
+        self._change = _Change(settings, best, before, usual_s, limit_s, why)
+        return Replanned(best, why, usual_s, expected_s)
 
     def _try_again(
         self,
@@ -284,6 +299,7 @@ class Replanner:
         if now_s < self._changed_s + self._tries_after_s or expected_s > LEVEL * AGREES * as_soon_s:
             return None
         self._tries_after_s *= 2
+        self._change = _Change(settings, first, self._rate, usual_s, FASTER_MIN * as_soon_s, Why.AGAIN)
         self._rate = rate
         return Replanned(first, Why.AGAIN, usual_s, expected_s)
 

@@ -78,10 +78,25 @@ def test_what_this_side_takes_is_known_where_the_other_has_a_cable() -> None:
     assert [each.air_bytes_s for each in network.links] == [5e6, None, pytest.approx(20e6)]
 
 
-def test_whoever_seems_to_take_no_air_takes_a_tenth_of_what_was_measured() -> None:
-    """Measurements scatter: to a station it was as fast as to a cable."""
-    network = measured_network([link(5e6, 5e6, (2.5e6, 2.5e6), (False, True)), link(5e6, 5e6, (2.5e6, 2.5e6))])
-    assert network.links[2].air_bytes_s == pytest.approx(50e6)
+def test_this_side_takes_no_more_than_nine_tenths_of_what_was_measured_to_a_station() -> None:
+    """A slow processor on a cable is not this device's distance; and measurements scatter: to a station it was as fast
+    as to a cable."""
+    for to_cable in (2e6, 5e6):
+        network = measured_network(
+            [link(to_cable, to_cable, (to_cable / 2, to_cable / 2), (False, True)), link(5e6, 5e6, (2.5e6, 2.5e6))]
+        )
+        assert network.air_s(0, 2, 5e6) == pytest.approx(1.0), "as it was measured"
+        assert network.links[2].air_bytes_s == pytest.approx(50e6)
+
+
+def test_what_other_links_tell_of_this_side_counts_without_them() -> None:
+    """Options are compared that have a hub, or a far laptop, and have not."""
+    to_hub = link(8e6, 8e6, (4e6, 4e6), (False, True))
+    pair = [link(2e6, 2e6, (1e6, 1e6))] * 2
+    with_hub, without = measured_network([*pair, to_hub]), measured_network(pair, known=[to_hub])
+    assert [each.air_bytes_s for each in with_hub.links[:3]] == [each.air_bytes_s for each in without.links]
+    assert without.air_s(1, 2, 1e6) == pytest.approx(0.75)
+    assert measured_network(pair).air_s(1, 2, 1e6) == pytest.approx(0.5)
 
 
 def test_who_is_on_a_cable_crosses_no_air_on_that_side() -> None:

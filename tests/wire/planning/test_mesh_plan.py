@@ -183,6 +183,16 @@ def test_in_a_cell_rounds_go_by_a_hub_on_a_cable() -> None:
     assert alone.step_s / fp32.step_s == pytest.approx(1.5, rel=0.1)
 
 
+def test_with_and_without_a_hub_this_laptop_is_as_near_to_the_access_point() -> None:
+    """The same side of the air, known by the hub's link: a far laptop that plans for two that are near."""
+    rate = 1e6 / 0.35
+    near, hub = link(rate, rate, (rate / 2, rate / 2), (False, False)), to_wired_hub(1 / 0.3 / 0.125)
+    mesh = MeshPlan(Pricing(manifest(1_000_000), PRICES), step(0.1), [near, near], hubs=[hub])
+    own = [mesh._network((0, 1), hubs=hubs).links[0].air_bytes_s for hubs in (True, False)]
+    assert own == pytest.approx([1e6 / 0.3] * 2, rel=0.06)
+    assert own[0] == own[1]
+
+
 def test_on_a_switch_the_hub_is_left_out() -> None:
     """All that the laptops send comes over its one cable."""
     mesh = with_hub(3_000_000, 0.01, cable(100), cable(100), cable(100))

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from statistics import median
 
 from meshwire.collectives.strategy import collective_for, topology_after
 from meshwire.planning.choose import Pinned, wished
@@ -17,18 +16,21 @@ from meshwire.planning.step_trace import StepTrace
 from meshwire.sync_modes.settings_changes import SettingsInForce
 from tests.wire.planning.test_mesh_plan import PRICES, manifest, station, step
 
-MODELS = ((300_000, 0.1), (3_000_000, 0.5))  # values, and seconds that a step computes
-MBIT = (5.0, 20.0, 60.0, 200.0)
-OTHERS = ((3, 1), (1, 3))  # beside the device that plans, before and after
-LOOKED_S = 1800.0
+VALUES = 3_000_000
+COMPUTES_S = (1.0, 2.0)
+MBIT = (160.0, 320.0, 640.0)
+OTHERS = ((1, 3), (1, 7))  # beside the device that plans, before and after
+WHILE_S = 900.0
+
+Steps = dict[SettingsInForce, float]  # what each takes
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What becomes of a job that was planned for other members.
+    """What becomes of a job whose members are others now.
 
     Attributes:
-        regret: how many times as long as need be it takes to a loss, with what it has gone over to.
+        regret: how many times as long as need be it takes to a loss, of all that it may go over to.
         kept: the same if it had gone over to nothing.
     """
 
@@ -37,16 +39,20 @@ class Outcome:
 
 
 def outcomes() -> Iterator[Outcome]:
-    for (values, seconds), mbit, (before, after), quality in product(MODELS, MBIT, OTHERS, Quality):
-        pricing, trace = Pricing(manifest(values), PRICES), step(seconds)
+    pricing = Pricing(manifest(VALUES), PRICES)
+    everything = wished(Pinned().settings(pricing.manifest), Quality.SAFE)
+    for seconds, mbit, (before, after) in product(COMPUTES_S, MBIT, OTHERS):
+        trace = step(seconds)
         plan = MeshPlan(pricing, trace, [station(mbit)] * before)
-        option = plan.best(plan.everybody, quality)
-        forecast = plan.forecast(option, quality)
+        option = plan.best(plan.everybody, Quality.SAFE)
+        forecast = plan.forecast(option, Quality.SAFE)
         if forecast is not None:
-            first, network = option.price.settings, measured_network([station(mbit)] * after)
-            everything = [first, *wished(Pinned().settings(pricing.manifest), quality)]
-            takes_s = dict(steps_of(first, everything, forecast, pricing, trace, network))
-            yield trained(forecast, takes_s, in_force(first), range(1 + after))
+            first = option.price.settings
+            then, now = (
+                dict(steps_of(first, [first, *everything], forecast, pricing, trace, measured_network(links)))
+                for links in ([station(mbit)] * before, [station(mbit)] * after)
+            )
+            yield trained(forecast, in_force(first), (then, range(1 + before)), (now, range(1 + after)))
 
 
 def in_force(settings: JobSettings) -> SettingsInForce:
@@ -71,26 +77,28 @@ def steps_of(
 
 
 def trained(
-    forecast: StepForecast, takes_s: dict[SettingsInForce, float], first: SettingsInForce, members: Sequence[int]
+    forecast: StepForecast,
+    first: SettingsInForce,
+    before: tuple[Steps, Sequence[int]],
+    after: tuple[Steps, Sequence[int]],
 ) -> Outcome:
-    """A while of a job whose steps take this long."""
-    useful_s = {settings: step_s / forecast.worth(settings) for settings, step_s in takes_s.items()}
+    """A while with those that it was planned for, then one with others."""
     replanner, now, now_s, steps = Replanner(forecast), first, 0.0, 0
-    while now_s < LOOKED_S:
-        change = replanner.look(now_s, steps, now, 1.0, members)
-        now = now if change is None else change.settings
-        taken = 1 + int(LOOK_S / takes_s[now])
-        now_s, steps = now_s + taken * takes_s[now], steps + taken
+    for takes_s, members in (before, after):
+        until_s = now_s + WHILE_S
+        while now_s < until_s:
+            change = replanner.look(now_s, steps, now, 1.0, members)
+            now = now if change is None else change.settings
+            taken = max(1 + int(LOOK_S / takes_s[now]), 5)
+            now_s, steps = now_s + taken * takes_s[now], steps + taken
+        assert now == first or members is after[1], "as predicted, nothing changes"
+    useful_s = {settings: step_s / forecast.worth(settings) for settings, step_s in after[0].items()}
     best_s = min(useful_s.values())
     return Outcome(useful_s[now] / best_s, useful_s[first] / best_s)
 
 
-def test_a_job_of_other_members_comes_near_what_a_plan_for_them_would_take() -> None:
-    """Nearly always; else within what a prediction may be wrong by before anything follows from it."""
+def test_a_job_goes_over_to_what_is_near_the_best_for_those_who_are_there() -> None:
+    """Of what it may go over to, by a plan that was made for others."""
     found = list(outcomes())
-    regrets, kept = sorted(one.regret for one in found), sorted(one.kept for one in found)
-    assert len(found) >= 30
-    assert median(regrets) < 1.01
-    assert regrets[int(0.9 * len(regrets))] < 1.06
-    assert regrets[-1] < 1.4
-    assert kept[-1] > 1.6, "there was something to go over to"
+    assert len([one for one in found if one.kept > 1.3]) >= 8, "there is something to go over to"
+    assert max(one.regret for one in found) < 1.06

@@ -107,6 +107,45 @@ def test_slower_links_bring_a_codec_that_sends_less_and_the_first_one_is_tried_a
     assert job.run(600) == []
 
 
+A_LITTLE_SLOWER = 0.49
+"""Steps of fp16 on fast links take 1.32 times as long, and none of what sends less does."""
+
+
+def test_what_is_tried_again_and_is_slower_is_left_again() -> None:
+    """Also by no more than what a prediction may be wrong by: it was seen what the other one takes."""
+    rate = [1.0]
+    fast = forecast_of(lambda codec, rate: true_s(codec, rate, FAST_LINKS_S))
+    job = Job("fp16", lambda codec, _: true_s(codec, rate[0], FAST_LINKS_S), fast)
+    rate[0] = 0.125
+    assert job.run(200) == ["int4:sr"]
+    rate[0] = A_LITTLE_SLOWER
+    assert job.run(600) == ["fp16", "int4:sr"]
+    assert [found.why for found in job.asked] == [Why.SLOWER, Why.AGAIN, Why.SLOWER]
+
+
+def test_other_members_are_another_network_by_less_of_a_difference() -> None:
+    """Compared with the looks of before, be these a little off the prediction, too."""
+    for mistaken in (1.0, 1.25):
+        rate = [1.0]
+        fast = forecast_of(lambda codec, rate: true_s(codec, rate, FAST_LINKS_S))
+
+        def step_s(codec: str, _: float, mistaken: float = mistaken, rate: list[float] = rate) -> float:
+            return mistaken * true_s(codec, rate[0], FAST_LINKS_S)
+
+        job = Job("fp16", step_s, fast)
+        assert job.run(120) == []
+        job.members = (0, 1, 2)
+        assert job.run(120) == [], "nothing has become slower"
+        rate[0] = A_LITTLE_SLOWER
+        job.members = (0, 1, 2, 3)
+        assert job.run(120) == ["int8"]
+    rate[0] = 1.0
+    job = Job("fp16", lambda codec, _: true_s(codec, rate[0], FAST_LINKS_S), fast)
+    assert job.run(120) == []
+    rate[0] = A_LITTLE_SLOWER
+    assert job.run(120) == [], "among the same it may pass"
+
+
 def test_where_steps_show_that_links_carry_more_it_goes_over_at_once() -> None:
     """From a codec that takes more of the processor than it spares of the network."""
     rate = [1 / 32]
