@@ -43,7 +43,7 @@ def control(header: Header) -> Header:
 GOLDEN = {
     "an empty request": (
         Header(Kind.CONTROL, 12),
-        "4d455348" "1b" "01" "0000" + "00" * 8 + "00" * 8 + "00" * 4 + "00" * 2 + "00" * 2 + "00" * 4 + "00" * 4
+        "4d455348" "1c" "01" "0000" + "00" * 8 + "00" * 8 + "00" * 4 + "00" * 2 + "00" * 2 + "00" * 4 + "00" * 4
         + "00" * 8 + "00" * 8 + "00" * 4 + "0c000000" + "00" * 16,
     ),
     "a chunk": (
@@ -61,7 +61,7 @@ GOLDEN = {
             weight=96.0,
             complete=6,
         ),
-        "4d455348" "1b" "02" "0000" "8877665544332211" "00ffeeddccbbaa99" "07000000" "0300" "0200" "05000000" "04000000"
+        "4d455348" "1c" "02" "0000" "8877665544332211" "00ffeeddccbbaa99" "07000000" "0300" "0200" "05000000" "04000000"
         "0b00000000000000" "0000000000005840" "06000000" "00000400" + "00" * 16,
     ),
     "a final chunk": (
@@ -69,24 +69,24 @@ GOLDEN = {
             Kind.CHUNK, payload_bytes=16, round=1, step=4, segment_count=1, contributors=0b11, weight=2.0,
             squared_norm=0.5,
         ),
-        "4d455348" "1b" "02" "0000" + "00" * 8 + "00" * 8 + "01000000" "0400" "0000" "00000000" "01000000"
+        "4d455348" "1c" "02" "0000" + "00" * 8 + "00" * 8 + "01000000" "0400" "0000" "00000000" "01000000"
         "0300000000000000" "0000000000000040" "00000000" "10000000" "000000000000e03f" + "00" * 8,
     ),
     "a packed chunk": (
         Header(Kind.CHUNK, payload_bytes=0x40000, round=1, segment_count=1, packed_bytes=0x1234),
-        "4d455348" "1b" "02" "0000" + "00" * 8 + "00" * 8 + "01000000" "0000" "0000" "00000000" "01000000"
+        "4d455348" "1c" "02" "0000" + "00" * 8 + "00" * 8 + "01000000" "0000" "0000" "00000000" "01000000"
         + "00" * 8 + "00" * 8 + "00000000" "00000400" + "00" * 8 + "34120000" "00000000",
     ),
     "a poison chunk": (
         Header(Kind.CHUNK, 0, Flags.POISON, job=1, round=2**32 - 1, segment_count=1, contributors=2**63),
-        "4d455348" "1b" "02" "0100" "0100000000000000" "0000000000000000" "ffffffff" "0000" "0000" "00000000" "01000000"
+        "4d455348" "1c" "02" "0100" "0100000000000000" "0000000000000000" "ffffffff" "0000" "0000" "00000000" "01000000"
         "0000000000000080" "0000000000000000" "00000000" "00000000" + "00" * 16,
     ),
     "gossip": (
         Header(
             Kind.GOSSIP, payload_bytes=0x40000, job=1, generation=2, round=7, step=3, first_segment=1, segment_count=4
         ),
-        "4d455348" "1b" "04" "0000" "0100000000000000" "0200000000000000" "07000000" "0300" "0000" "01000000" "04000000"
+        "4d455348" "1c" "04" "0000" "0100000000000000" "0200000000000000" "07000000" "0300" "0000" "01000000" "04000000"
         + "00" * 8 + "00" * 8 + "00000000" "00000400" + "00" * 16,
     ),
 }  # fmt: skip
@@ -123,7 +123,7 @@ def test_no_change_of_one_byte_makes_the_decoder_raise(header: Header, place: in
 
 def raw(**changes: object) -> bytes:
     fields: dict[str, object] = {
-        "magic": b"MESH", "version": 27, "kind": 2, "flags": 0, "job": 0, "generation": 0, "round": 1, "step": 0,
+        "magic": b"MESH", "version": 28, "kind": 2, "flags": 0, "job": 0, "generation": 0, "round": 1, "step": 0,
         "bucket": 0, "first_segment": 0, "segment_count": 1, "contributors": 1, "weight": 1.0, "complete": 0,
         "payload_bytes": 0, "squared_norm": 0.0, "packed_bytes": 0, "reserved": bytes(4),
     }  # fmt: skip
@@ -134,7 +134,7 @@ def raw(**changes: object) -> bytes:
     ("changes", "reason"),
     [
         ({"magic": b"GET "}, "not a meshtrain frame"),
-        ({"version": 26}, "wire version 26; this side speaks version 27"),
+        ({"version": 27}, "wire version 27; this side speaks version 28"),
         ({"kind": 0}, "unknown frame kind 0"),
         ({"flags": 4}, "unknown frame flags 0x0004"),
         ({"flags": 2}, "flags 0x0002 on a chunk"),
