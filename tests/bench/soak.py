@@ -50,6 +50,7 @@ WAYS = (
     "topk:0.05@ssp:2",
     "powersgd:2@bsp",
     "onebit@ssp:1",
+    "nf4@local:2",
 )  # CODEC@SYNC of one job after the other
 WIDTH = 512  # of the model's hidden layers: 1 MiB, of which as much remains of each job that is not let go of
 
@@ -84,7 +85,7 @@ class Jobs:
             folder,
             width=WIDTH,
             deep=True,
-            counts=codec == "fp32",
+            counts=codec == "fp32" and sync in ("", "bsp"),
             kernel_time=True,
             codec=codec,
             sync=sync or "bsp",

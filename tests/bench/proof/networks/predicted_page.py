@@ -7,6 +7,8 @@ from itertools import groupby
 from pathlib import Path
 from statistics import median
 
+from meshwire.collectives.strategy import TOPOLOGIES
+from meshwire.planning.choose import job_settings
 from meshwire.planning.mesh_plan import PAYS_FROM
 from meshwire.planning.quality import Quality
 from tests.bench.journal import Journal
@@ -114,7 +116,7 @@ class Chosen:
 
     Attributes:
         alone: it is predicted not to pay, so one laptop trains.
-        of_one: samples a second, in those of one laptop alone, measured.
+        of_one: samples a second that count, in those of one laptop alone: measured, times what one is worth.
         typed_of_one: of the best of those that a person might type, one laptop alone among them.
     """
 
@@ -126,7 +128,8 @@ class Chosen:
 
     @property
     def of_typed(self) -> float:
-        """The chosen one's speed, as a part of the best that was typed: below 1 that would have been faster."""
+        """How soon the chosen one is at a loss, as a part of the best that was typed: below 1 that would have been
+        sooner."""
         return self.of_one / self.typed_of_one
 
 
@@ -137,11 +140,20 @@ def chosen_in(journal: Journal, mesh: Mesh, quality: Quality) -> Chosen | None:
         return None
     found = {cell.settings: cell for cell in _of_drawn(journal, mesh)}
     (chosen,) = (name.removeprefix(begin) for name in entries[-1].figures if name.startswith(begin))
-    typed = {str(job): found[str(job)].of_one for job in BY_HAND if quality.allows(job.settings.quality)}
+    allowed = [job for job in BY_HAND if quality.allows(job.settings.quality)]
+    typed = {str(job): job.settings.worth * found[str(job)].of_one for job in allowed}
     typed[ALONE] = 1.0
     best = max(typed, key=lambda name: typed[name])
-    alone = found[chosen].planned_of_one < PAYS_FROM
-    return Chosen(chosen, alone, 1.0 if alone else found[chosen].of_one, best, typed[best])
+    worth = _worth(chosen)
+    alone = worth * found[chosen].planned_of_one < PAYS_FROM
+    return Chosen(chosen, alone, 1.0 if alone else worth * found[chosen].of_one, best, typed[best])
+
+
+def _worth(name: str) -> float:
+    """Of a sample with settings that are called so."""
+    sync, *more = name.split()
+    codec = more[0] if more and more[0].partition(":")[0] not in TOPOLOGIES else None
+    return job_settings(codec, sync).worth
 
 
 def _of_wifi(journal: Journal) -> Iterator[Cell]:
@@ -227,8 +239,9 @@ def _drawn(journal: Journal) -> Iterator[str]:
     yield from ("## What is chosen, in cells that were drawn", "")
     typed = ", ".join(f"`{job}`" for job in BY_HAND)
     yield "Laptops, model, step and network as they fell, with a seed. Beside what is chosen: the best of what a person"
-    yield f"might type ({typed}; for `safe` the first three) and one laptop alone. *of it*: the chosen one's speed by"
-    yield f"that one's; **{NEAR:g} and more is near enough**."
+    yield f"might type ({typed}; for `safe` the first four) and one laptop alone. *of one*: samples a second, times what one"
+    yield "is [worth](grid.md#loss-at-equal-tokens), in those of one laptop alone. *of it*: the chosen one's by the typed"
+    yield f"one's; **{NEAR:g} and more is near enough**."
     yield from ("", f"**Expected, before it ran.** {EXPECTED_RANDOM}", "")
     rows = []
     near = dict.fromkeys(QUALITIES, 0)
