@@ -83,10 +83,10 @@ def steps_name(model: str) -> str:
 
 
 EXPECTED_MORE = (
-    "A round of two backward passes is a batch twice as large in half as many steps, at the same rate: behind. Parts of "
-    "local:8 in turns, whole tensors, are between local:8 and drawn parts; with one part that is taken in four steps "
-    "later (delayed gradient averaging with K=8, D=4) half of what each has learned alone stays its own, so it is "
-    "behind local:8. A ring of neighbours is as good as pairs. With a bound what has outer momentum is much further "
+    "A round of two backward passes is a batch twice as large in half as many steps, at the same rate: behind. Parts "
+    "of local:8 in turns, whole tensors, are between local:8 and drawn parts; with one part that is taken in four "
+    "steps later (delayed gradient averaging with K=8, D=4) half of what each has learned alone stays its own, so it "
+    "is behind local:8. A ring of neighbours is as good as pairs. With a bound what has outer momentum is much further "
     "behind."
 )
 

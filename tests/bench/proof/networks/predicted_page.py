@@ -239,9 +239,9 @@ def _drawn(journal: Journal) -> Iterator[str]:
     yield from ("## What is chosen, in cells that were drawn", "")
     typed = ", ".join(f"`{job}`" for job in BY_HAND)
     yield "Laptops, model, step and network as they fell, with a seed. Beside what is chosen: the best of what a person"
-    yield f"might type ({typed}; for `safe` the first three) and one laptop alone. *of one*: samples a second, times what"
-    yield "one is [worth](grid.md#loss-at-equal-tokens), in those of one laptop alone. *of it*: the chosen one's by the"
-    yield f"typed one's; **{NEAR:g} and more is near enough**."
+    yield f"might type ({typed}; for `safe` the first three) and one laptop alone. *of one*: samples a second, times"
+    yield "what one is [worth](grid.md#loss-at-equal-tokens), in those of one laptop alone. *of it*: the chosen one's"
+    yield f"by the typed one's; **{NEAR:g} and more is near enough**."
     yield from ("", f"**Expected, before it ran.** {EXPECTED_RANDOM}", "")
     rows = []
     near = dict.fromkeys(QUALITIES, 0)
