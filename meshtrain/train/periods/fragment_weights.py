@@ -178,8 +178,9 @@ class FragmentWeights:
     @torch.no_grad()
     def _show(self, positions: Iterable[int], *, base: bool) -> None:
         turned = [at for at in positions if self._holds_base[at] is not base]
-        if turned:
-            self._kept.turning()
+        if not turned:
+            return
+        self._kept.turning()
         swap([self._parameters[at] for at in turned], [self._beside[at] for at in turned])
         for at in turned:
             self._holds_base[at] = base
