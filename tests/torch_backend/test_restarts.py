@@ -224,8 +224,12 @@ def test_an_error_that_comes_again_right_away_burns_no_restarts() -> None:
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    """A process that has started: until then it may wait for its disk, of which nothing is told."""
+    command = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
+        assert process.stdout is not None
+        process.stdout.readline()
         yield process
     finally:
         process.kill()
