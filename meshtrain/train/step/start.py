@@ -30,6 +30,7 @@ from meshtrain.train.step.means import RoundMeans
 from meshtrain.train.step.modes import EngineParts, build_engine
 from meshtrain.train.step.preparation import PreparedModel
 from meshwire.codecs.registry import parse_codec
+from meshwire.messages.job import JobSpec
 from meshwire.messages.learner import LearnerModel, LearnerState, LearnerWelcome, StateTask
 from meshwire.model.plan import plan_buckets
 from meshwire.model.plans_by_round import RoundPlans
@@ -80,7 +81,7 @@ def start_engine(
     outer = outer_optimizer(sync, means.parameters()) if sync.period else None
     muon = inner_muon(prepared.optimizer, prepared.of_muon)
     state = ReplicaState(tensors, prepared.optimizer, means.masks, outer, muon)
-    kept = NoKeptState() if spec.masks is not None else _kept_state(environment.kept_fd, means, state)
+    kept = _kept_state(environment.kept_fd, spec, means, state)
     rates = ScaledRates(spec.scale_lr, samples.space, spec.learners)
     # A saved state may hold more: what its writer's scheduler has added.
     options = LeaderOptions(prepared.optimizer, rates)
@@ -128,11 +129,11 @@ def _agree_on_state(channel: Channel, state: ReplicaState, kept: NoKeptState) ->
     return progress
 
 
-def _kept_state(descriptor: int | None, means: RoundMeans, state: ReplicaState) -> NoKeptState:
-    """On the CPU the base can outlive this process, by J3 (kept base)."""
+def _kept_state(descriptor: int | None, spec: JobSpec, means: RoundMeans, state: ReplicaState) -> NoKeptState:
+    """On the CPU the base can outlive this process, by J3 (kept base), but for masks."""
     parameters = means.parameters()
     on_cpu = all(tensor.device.type == "cpu" for tensor in parameters)
-    if descriptor is None or not on_cpu:
+    if descriptor is None or not on_cpu or spec.masks is not None:
         return NoKeptState()
     frozen = [tensor for _, _, tensor in means.tensors.kind("frozen")]
     return KeptState(descriptor, parameters, frozen, state.optimizers)

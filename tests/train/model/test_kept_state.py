@@ -88,11 +88,12 @@ def record_in(data: bytes) -> Any:
 
 
 def state_in(data: bytes) -> bytes:
-    """Of all optimizers."""
+    """The bytes of what all optimizers keep of their parameters, as a successor would find them."""
     return part_in(data, STATE)
 
 
 def buffers_in(data: bytes) -> bytes:
+    """The same of the base's buffers."""
     return part_in(data, BUFFERS)
 
 

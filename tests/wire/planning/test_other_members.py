@@ -4,15 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from meshwire.collectives.strategy import collective_for, topology_after
-from meshwire.planning.choose import Pinned, wished
-from meshwire.planning.measured_link import measured_network
 from meshwire.planning.mesh_plan import MeshPlan
-from meshwire.planning.network import Network
-from meshwire.planning.price import JobSettings, Pricing
+from meshwire.planning.price import Pricing
 from meshwire.planning.quality import Quality
-from meshwire.planning.replan import LOOK_S, Replanner, StepForecast
-from meshwire.planning.step_trace import StepTrace
+from meshwire.planning.replan import LOOK_S, RATES, Replanner, StepForecast
 from meshwire.sync_modes.settings_changes import SettingsInForce
 from tests.wire.planning.test_mesh_plan import PRICES, manifest, station, step
 
@@ -40,40 +35,26 @@ class Outcome:
 
 def outcomes() -> Iterator[Outcome]:
     pricing = Pricing(manifest(VALUES), PRICES)
-    everything = wished(Pinned().settings(pricing.manifest), Quality.SAFE)
     for seconds, mbit, (before, after) in product(COMPUTES_S, MBIT, OTHERS):
-        trace = step(seconds)
-        plan = MeshPlan(pricing, trace, [station(mbit)] * before)
+        plan, there = (MeshPlan(pricing, step(seconds), [station(mbit)] * count) for count in (before, after))
         option = plan.best(plan.everybody, Quality.SAFE)
         forecast = plan.forecast(option, Quality.SAFE)
         if forecast is not None:
+            of_those_there = there.forecast(replace(option, others=there.everybody), Quality.SAFE)
+            assert of_those_there is not None
             first = option.price.settings
-            then, now = (
-                dict(steps_of(first, [first, *everything], forecast, pricing, trace, measured_network(links)))
-                for links in ([station(mbit)] * before, [station(mbit)] * after)
+            yield trained(
+                forecast,
+                SettingsInForce(codec=str(first.codec), period=first.sync.period),
+                (steps_of(forecast), range(1 + before)),
+                (steps_of(of_those_there), range(1 + after)),
             )
-            yield trained(forecast, in_force(first), (then, range(1 + before)), (now, range(1 + after)))
 
 
-def in_force(settings: JobSettings) -> SettingsInForce:
-    return SettingsInForce(codec=str(settings.codec), period=settings.sync.period)
-
-
-def steps_of(
-    first: JobSettings,
-    everything: Sequence[JobSettings],
-    forecast: StepForecast,
-    pricing: Pricing,
-    trace: StepTrace,
-    network: Network,
-) -> Iterator[tuple[SettingsInForce, float]]:
-    """What a step takes with all that a job may go over to, by the topology that it has begun with."""
-    for each in everything:
-        same = each.sync == first.sync or first.sync.with_period(each.sync.period) == each.sync
-        if same and forecast.knows(in_force(each)):
-            topology = topology_after(str(first.collective.topology), first.codec, each.codec)
-            settings = replace(each, collective=collective_for(each.codec, topology))
-            yield in_force(each), pricing.price(settings, (trace,) * len(network.links), network).step_s
+def steps_of(forecast: StepForecast) -> Steps:
+    """What is predicted where the links carry what they did."""
+    as_planned = RATES.index(1.0)
+    return {SettingsInForce(codec=each.codec, period=each.period): each.step_s[as_planned] for each in forecast.each}
 
 
 def trained(
